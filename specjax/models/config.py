@@ -11,16 +11,19 @@ class RopeScaling:
 
     Attributes:
         kind: `"linear"` divides every frequency by `factor`; `"llama3"` divides the low ones, keeps the
-            high ones and interpolates between (Llama 3.1, as in its `config.json`).
-        factor: how far the context is stretched.
+            high ones and interpolates between (Llama 3.1, as in its `config.json`); `"divisors"` divides
+            each frequency by its own number, which is how GGUF files store the same rule.
+        factor: how far the context is stretched (unused by `"divisors"`).
         low_freq_factor, high_freq_factor, original_context_length: the borders of the llama3 rule.
+        divisors: one number for each of the head_dim / 2 frequencies (only used by `"divisors"`).
     """
 
     kind: str
-    factor: float
+    factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_context_length: int = 8192
+    divisors: tuple[float, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
