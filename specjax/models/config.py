@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+ROPE_SCALING_KINDS = ("linear", "llama3", "divisors")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RopeScaling:
@@ -25,12 +27,22 @@ class RopeScaling:
     original_context_length: int = 8192
     divisors: tuple[float, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.kind not in ROPE_SCALING_KINDS:
+            raise ValueError(
+                f"rope scaling kind={self.kind!r}; expected one of {', '.join(ROPE_SCALING_KINDS)}"
+            )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Shapes and constants of a Llama-family model (Llama, SmolLM, Qwen2, ...).
 
     Hashable, because it is static in every compiled program.
+
+    Raises:
+        ValueError: if a size is not positive, the query heads do not divide evenly among the key/value heads,
+            or `head_dim` is odd (rotary embedding turns pairs).
 
     Attributes:
         tie_embeddings: the output head is the embedding matrix.
@@ -54,3 +66,14 @@ class ModelConfig:
     context_length: int = 2048
     eos_ids: tuple[int, ...] = ()
     bos_id: int | None = None
+
+    def __post_init__(self) -> None:
+        sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads")
+        for name in (*sizes, "head_dim", "context_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.num_heads % self.num_kv_heads:
+            kv_heads = self.num_kv_heads
+            raise ValueError(f"num_heads={self.num_heads} must be a multiple of num_kv_heads={kv_heads}")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim={self.head_dim} must be even")
