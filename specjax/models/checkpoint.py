@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import safetensors
 
-from specjax.models import config as config_lib
+from specjax.models.config import ModelConfig, RopeScaling
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 ROPE_TYPES = ("default", "linear", "llama3")
@@ -35,7 +35,7 @@ class Checkpoint:
     """
 
     directory: pathlib.Path
-    config: config_lib.ModelConfig
+    config: ModelConfig
     files: Mapping[str, pathlib.Path]
 
     def tensor(self, name: str) -> np.ndarray:
@@ -72,7 +72,7 @@ def open_checkpoint(directory: str | pathlib.Path) -> Checkpoint:
     return Checkpoint(directory, read_config(directory), _find_tensors(directory))
 
 
-def read_config(directory: pathlib.Path) -> config_lib.ModelConfig:
+def read_config(directory: pathlib.Path) -> ModelConfig:
     """The model configuration in a checkpoint directory (see `open_checkpoint` for the errors)."""
     path = directory / "config.json"
     raw = _JsonConfig(path, _read_json(path))
@@ -97,7 +97,7 @@ def read_config(directory: pathlib.Path) -> config_lib.ModelConfig:
         "bos_id": raw.optional("bos_token_id", None),
     }
     try:
-        return config_lib.ModelConfig(**fields)
+        return ModelConfig(**fields)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
@@ -176,7 +176,7 @@ def _check_full_attention(raw: _JsonConfig, architecture: str) -> None:
         raise raw.refuse("layer_types", unusual, "full_attention")
 
 
-def _rope(raw: _JsonConfig) -> tuple[float, config_lib.RopeScaling | None]:
+def _rope(raw: _JsonConfig) -> tuple[float, RopeScaling | None]:
     """Base and scaling of the rotary embedding, from either spelling.
 
     Older files have `rope_theta` and `rope_scaling` (with `type` or `rope_type`); newer ones put both into
@@ -192,8 +192,8 @@ def _rope(raw: _JsonConfig) -> tuple[float, config_lib.RopeScaling | None]:
         return theta, None
     section = _JsonConfig(raw.path, {f"{key}.{name}": value for name, value in rope.items()})
     if kind == "linear":
-        return theta, config_lib.RopeScaling(kind="linear", factor=section.require(f"{key}.factor", float))
-    return theta, config_lib.RopeScaling(
+        return theta, RopeScaling(kind="linear", factor=section.require(f"{key}.factor", float))
+    return theta, RopeScaling(
         kind="llama3",
         factor=section.require(f"{key}.factor", float),
         low_freq_factor=section.require(f"{key}.low_freq_factor", float),

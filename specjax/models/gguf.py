@@ -15,7 +15,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from specjax.models import config as config_lib
+from specjax.models.config import ModelConfig, RopeScaling
 
 ARCHITECTURES = ("llama", "qwen2")
 ROPE_SCALING_TYPES = ("none", "linear")
@@ -71,7 +71,7 @@ class GGUFFile:
     """
 
     path: pathlib.Path
-    config: config_lib.ModelConfig
+    config: ModelConfig
     metadata: Mapping[str, Any]
     tensors: Tensors
 
@@ -174,7 +174,7 @@ class _Metadata:
         return ValueError(f"{self.path}: {key}={value!r} is not supported; supported: {supported}")
 
 
-def _read_config(meta: _Metadata, tensors: Tensors) -> config_lib.ModelConfig:
+def _read_config(meta: _Metadata, tensors: Tensors) -> ModelConfig:
     _check_supported(meta, tensors)
     num_heads, hidden_size = meta.require("attention.head_count"), meta.require("embedding_length")
     head_dim = meta.get("attention.key_length") or hidden_size // max(num_heads, 1)
@@ -197,7 +197,7 @@ def _read_config(meta: _Metadata, tensors: Tensors) -> config_lib.ModelConfig:
         "bos_id": meta.values.get("tokenizer.ggml.bos_token_id"),
     }
     try:
-        return config_lib.ModelConfig(**fields)
+        return ModelConfig(**fields)
     except ValueError as error:
         raise ValueError(f"{meta.path}: {error}") from error
 
@@ -220,7 +220,7 @@ def _check_supported(meta: _Metadata, tensors: Tensors) -> None:
         raise meta.refuse("blk.0.attn_output.bias", "present", "biases of query, key and value only")
 
 
-def _rope_scaling(meta: _Metadata, tensors: Tensors, head_dim: int) -> config_lib.RopeScaling | None:
+def _rope_scaling(meta: _Metadata, tensors: Tensors, head_dim: int) -> RopeScaling | None:
     prefix = meta.architecture
     rotated = meta.get("rope.dimension_count", head_dim)
     if rotated != head_dim:
@@ -229,11 +229,11 @@ def _rope_scaling(meta: _Metadata, tensors: Tensors, head_dim: int) -> config_li
     if kind not in ROPE_SCALING_TYPES:
         raise meta.refuse(f"{prefix}.rope.scaling.type", kind, ", ".join(ROPE_SCALING_TYPES))
     if kind == "linear":
-        return config_lib.RopeScaling(kind="linear", factor=meta.require("rope.scaling.factor"))
+        return RopeScaling(kind="linear", factor=meta.require("rope.scaling.factor"))
     # Llama 3.1 has no key of its own: its rule is stored as the result, one divisor for each frequency.
     if "rope_freqs.weight" in tensors:
         divisors = tuple(float(d) for d in tensors["rope_freqs.weight"].data)
-        return config_lib.RopeScaling(kind="divisors", divisors=divisors)
+        return RopeScaling(kind="divisors", divisors=divisors)
     return None
 
 

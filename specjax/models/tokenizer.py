@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import tokenizers
@@ -43,7 +43,7 @@ def from_directory(directory: str | pathlib.Path) -> transformers.PreTrainedToke
         import transformers
     # tokenizer.json says everything; AutoTokenizer would rebuild parts of it from the class it guesses.
     whole = (directory / "tokenizer.json").exists()
-    reader = transformers.PreTrainedTokenizerFast if whole else transformers.AutoTokenizer
+    reader: Any = transformers.PreTrainedTokenizerFast if whole else transformers.AutoTokenizer
     try:
         return reader.from_pretrained(str(directory), clean_up_tokenization_spaces=False)
     except Exception as error:  # the tokenizers package raises plain Exception for a damaged file
@@ -105,7 +105,7 @@ def _byte_level_bpe(
     if len(vocabulary) != len(tokens):
         repeated = next(token for index, token in enumerate(tokens) if vocabulary[token] != index)
         raise ValueError(f"{path}: tokenizer.ggml.tokens holds {repeated!r} twice")
-    pairs = [tuple(merge.split(" ")) for merge in merges]
+    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
     try:
         # Llama 3 has words in its vocabulary that no sequence of merges builds.
         model = models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=pre == "llama-bpe")
@@ -165,7 +165,7 @@ _PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
 
 
 @contextlib.contextmanager
-def _without_torch_advice() -> Iterator[None]:
+def _without_torch_advice() -> Generator[None, None, None]:
     """Importing transformers where torch is missing advises to install it, which nothing here needs."""
     name = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
     before = os.environ.get(name)

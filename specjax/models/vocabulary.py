@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class Vocabulary:
     """The string of every token id, and which ids are special.
 
-    Two are equal when all strings and special ids are. Comparison and hash go by a digest computed once, because
-    a vocabulary is a static attribute of a model and is compared whenever a compiled program is looked up.
+    Two are equal when all strings and special ids are. Comparison and hash go by a digest computed once,
+    because a vocabulary is a static attribute of a model and is compared whenever a program is looked up.
 
     Attributes:
         strings: token strings by id, as the tokenizer stores them (byte-level pieces, not text); None where
