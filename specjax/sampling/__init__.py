@@ -1,0 +1,21 @@
+"""Sampling: what a caller asks for, the noise, and the way from logits to the law that tokens are drawn from."""
+
+from specjax.sampling.noise import Noise, Stream
+from specjax.sampling.params import RowSampling, Sampling, row_seeds, to_rows
+from specjax.sampling.pipeline import Draw, Pipeline, draw, drawable, log_law
+from specjax.sampling.processors import Processor
+
+__all__ = [
+    "Draw",
+    "Noise",
+    "Pipeline",
+    "Processor",
+    "RowSampling",
+    "Sampling",
+    "Stream",
+    "draw",
+    "drawable",
+    "log_law",
+    "row_seeds",
+    "to_rows",
+]

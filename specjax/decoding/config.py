@@ -1,0 +1,83 @@
+"""What is static in a decoding program, and the words it reports with."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+from specjax.verify import RULES, Rule
+
+
+class FinishReason(enum.IntEnum):
+    """Why a row stopped. Values are part of the interface."""
+
+    RUNNING = 0
+    EOS = 1
+    STOP = 2
+    LENGTH = 3
+    ERROR = 4
+    CANCELLED = 5
+    DEADLINE = 6
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecodeConfig:
+    """Everything that shapes the compiled program; another value compiles anew. Hashable.
+
+    Attributes:
+        max_new_tokens: width of the output. `Stop.max_new_tokens` gives rows smaller budgets without a compile.
+        gamma: draft tokens per round. A round scores gamma + 1 tokens.
+        rule: acceptance rule of sampled rows; "auto" picks one for the draft.
+        capacity: tokens, prompt and output together, that a row can hold. None: the padded prompt width plus
+            max_new_tokens. Give more to continue a conversation with `Decoder.extend`.
+        prefill_chunk: prompt tokens scored at a time.
+        logprobs: also return the log-probabilities of the emitted tokens.
+        debug: also check the costly invariants each round, and raise when one breaks.
+        pad_id: fills the output after a row's end.
+        max_eos, max_stop, max_stop_len: slots for EOS ids, stop sequences, and tokens in one.
+        max_bias: slots for biased and banned tokens of a row, together.
+    """
+
+    max_new_tokens: int = 128
+    gamma: int = 4
+    rule: str = "auto"
+    capacity: int | None = None
+    prefill_chunk: int = 128
+    logprobs: bool = False
+    debug: bool = False
+    pad_id: int = 0
+    max_eos: int = 8
+    max_stop: int = 4
+    max_stop_len: int = 16
+    max_bias: int = 32
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("max_new_tokens", 1),
+            ("gamma", 0),
+            ("prefill_chunk", 1),
+            ("pad_id", 0),
+            ("max_eos", 0),
+            ("max_stop", 0),
+            ("max_stop_len", 1),
+            ("max_bias", 0),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"DecodeConfig.{name} is {value!r}; expected an integer of at least {least}")
+        if self.capacity is not None and self.capacity < 1:
+            raise ValueError(f"DecodeConfig.capacity is {self.capacity}; expected at least 1, or None")
+        if self.rule != "auto" and self.rule not in RULES:
+            raise ValueError(f"DecodeConfig.rule is {self.rule!r}; expected one of 'auto', {_names(RULES)}")
+
+    def row_capacity(self, prompt_width: int) -> int:
+        """Tokens that a row can hold when prompts are padded to `prompt_width`."""
+        return self.capacity or prompt_width + self.max_new_tokens
+
+    def resolve_rule(self) -> Rule:
+        """The rule that "auto" stands for."""
+        return RULES["token" if self.rule == "auto" else self.rule]
+
+
+def _names(names: object) -> str:
+    return ", ".join(repr(name) for name in names)  # type: ignore[attr-defined]

@@ -1,0 +1,327 @@
+"""Compiled programs for repeated calls, and the functions built on them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from specjax.decoding import admission, loop
+from specjax.decoding.arguments import check_capacity, concrete, make_request, prompt_arrays
+from specjax.decoding.config import DecodeConfig
+from specjax.decoding.invariants import raise_on_violation
+from specjax.decoding.program import Program
+from specjax.decoding.state import DecodeState, GenerateResult, Request
+from specjax.decoding.stop import Stop
+from specjax.drafts import Draft, NoDraft
+from specjax.models.vocabulary import check_compatible
+from specjax.sampling import Processor, Sampling
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamUpdate:
+    """What a few rounds have added.
+
+    Attributes:
+        tokens: for each row the new tokens, int32[k] with its own k >= 0.
+        finish_reasons: int32[B], `FinishReason`.
+    """
+
+    tokens: list[np.ndarray]
+    finish_reasons: np.ndarray
+
+
+class Decoder:
+    """A target, a draft and a configuration, with the programs that were compiled for them.
+
+    Weights are split off once. Programs compile on first use, one for each prompt shape, and are shared by
+    all decoders that would compile to the same.
+
+    Attributes:
+        target: a model that conforms to `specjax.models.ScoringModel`.
+        draft: a `specjax.drafts` kind.
+        config: what is static.
+
+    Raises:
+        ValueError: the draft's tokenizer maps some id to another string than the target's.
+    """
+
+    def __init__(
+        self,
+        target: nnx.Module,
+        draft: Draft | None = None,
+        config: DecodeConfig | None = None,
+        *,
+        processors: tuple[Processor, ...] = (),
+    ) -> None:
+        self.target = target
+        self.draft: Draft = draft or NoDraft()
+        self.config = config or DecodeConfig()
+        self._processors = tuple(processors)
+        check_compatible(target, self.draft.module)
+        self._graphdef, self._weights = nnx.split((target, self.draft.module))
+
+    def generate(
+        self,
+        prompts: Any,
+        prompt_lengths: Any,
+        *,
+        sampling: Sampling | None = None,
+        draft_sampling: Sampling | None = None,
+        stop: Stop | None = None,
+    ) -> GenerateResult:
+        """Prefill and every round, in one compiled program. See `specjax.generate`."""
+        prompts, lengths, request = self._arguments(prompts, prompt_lengths, sampling, draft_sampling, stop)
+        out = self._compiled(prompts.shape[1]).generate(self._weights, prompts, lengths, request)
+        return self._checked(out)
+
+    def start(
+        self,
+        prompts: Any,
+        prompt_lengths: Any,
+        *,
+        sampling: Sampling | None = None,
+        draft_sampling: Sampling | None = None,
+        stop: Stop | None = None,
+    ) -> DecodeState:
+        """Prefills and returns the state before the first round."""
+        prompts, lengths, request = self._arguments(prompts, prompt_lengths, sampling, draft_sampling, stop)
+        return self._compiled(prompts.shape[1]).start(self._weights, prompts, lengths, request)
+
+    def run_rounds(self, state: DecodeState, rounds: int | None = None) -> DecodeState:
+        """Runs at most `rounds` more rounds, or to the end. The given state is used up (its buffers are reused)."""
+        limit = np.int32(np.iinfo(np.int32).max if rounds is None else rounds)
+        return self._checked(self._compiled_for(state).run(self._weights, state, limit))
+
+    def extend(
+        self,
+        state: DecodeState,
+        new_prompt_tokens: Any,
+        new_lengths: Any,
+        *,
+        sampling: Sampling | None = None,
+        draft_sampling: Sampling | None = None,
+        stop: Stop | None = None,
+    ) -> DecodeState:
+        """Appends prompt tokens to the text of rows, so that a conversation goes on without prefilling again.
+
+        The rows' outputs, budgets and statistics start anew; seeds keep counting rounds. Needs a
+        `DecodeConfig.capacity` that holds the whole conversation. The given state is used up.
+
+        Args:
+            new_prompt_tokens: int32[B, P'], right-padded. new_lengths: int32[B]; rows with 0 stay as they are.
+        """
+        vocab_size = self.target.vocab_size
+        tokens, lengths = prompt_arrays(
+            new_prompt_tokens, new_lengths, vocab_size, shortest=0, name="new_prompt_tokens"
+        )
+        request = self._request(tokens.shape[0], sampling, draft_sampling, stop)
+        programs = self._compiled_for(state)
+        if concrete(lengths) and concrete(state.length):
+            total = jnp.where(lengths > 0, state.length + lengths, 0)
+            check_capacity(request, total, programs.program.capacity)
+        return programs.extend(self._weights, state, tokens, lengths, request)
+
+    def result(self, state: DecodeState) -> GenerateResult:
+        """What the rows of a state have generated so far. The state stays usable."""
+        return self._compiled_for(state).result(state)
+
+    def stream(
+        self,
+        prompts: Any,
+        prompt_lengths: Any,
+        *,
+        sampling: Sampling | None = None,
+        draft_sampling: Sampling | None = None,
+        stop: Stop | None = None,
+        rounds: int = 1,
+    ) -> Iterator[StreamUpdate]:
+        """Yields committed tokens every few `rounds`, until every row is finished."""
+        state = self.start(
+            prompts, prompt_lengths, sampling=sampling, draft_sampling=draft_sampling, stop=stop
+        )
+        yield from self.stream_state(state, rounds=rounds)
+
+    def stream_state(self, state: DecodeState, *, rounds: int = 1) -> Iterator[StreamUpdate]:
+        """Like `stream`, from a state on, which is used up."""
+        seen = np.asarray(state.length)
+        while True:
+            running = bool(np.any(np.asarray(state.running)))
+            if running:
+                state = self.run_rounds(state, rounds)
+            lengths = np.asarray(state.length)
+            tokens = np.asarray(state.tokens)
+            new = [row[start:stop] for row, start, stop in zip(tokens, seen, lengths, strict=True)]
+            seen = lengths
+            yield StreamUpdate(new, np.asarray(state.finish_reason))
+            if not np.any(np.asarray(state.running)):
+                return
+
+    def compile(self, batch: int, prompt_width: int) -> Decoder:
+        """Compiles everything that calls of this shape need, by running them with nothing to generate."""
+        prompts = np.zeros((batch, prompt_width), np.int32)
+        nothing = Stop(max_new_tokens=0)
+        lengths = np.ones(batch, np.int32)
+        self.generate(prompts, lengths, stop=nothing)
+        state = self.run_rounds(self.start(prompts, lengths, stop=nothing))
+        jax.block_until_ready(self.result(state))
+        return self
+
+    def _arguments(
+        self,
+        prompts: Any,
+        lengths: Any,
+        sampling: Sampling | None,
+        draft_sampling: Sampling | None,
+        stop: Stop | None,
+    ) -> tuple[jax.Array, jax.Array, Request]:
+        prompts, lengths = prompt_arrays(prompts, lengths, self.target.vocab_size)
+        request = self._request(prompts.shape[0], sampling, draft_sampling, stop)
+        check_capacity(request, lengths, self.config.row_capacity(prompts.shape[1]))
+        return prompts, lengths, request
+
+    def _request(
+        self, batch: int, sampling: Sampling | None, draft_sampling: Sampling | None, stop: Stop | None
+    ) -> Request:
+        eos_ids = tuple(getattr(self.target, "eos_ids", ()))
+        vocab_size = self.target.vocab_size
+        return make_request(batch, self.config, vocab_size, sampling, draft_sampling, stop, eos_ids)
+
+    def _compiled(self, prompt_width: int) -> _Programs:
+        return self._programs(self.config.row_capacity(prompt_width))
+
+    def _compiled_for(self, state: DecodeState) -> _Programs:
+        return self._programs(state.tokens.shape[1])
+
+    def _programs(self, capacity: int) -> _Programs:
+        program = Program.build(self.target, self.draft, self.config, capacity, self._processors)
+        return _programs(self._graphdef, program)
+
+    def _checked(self, out: Any) -> Any:
+        if self.config.debug and concrete(out.violations):
+            raise_on_violation(out.violations)
+        return out
+
+
+@dataclasses.dataclass(frozen=True)
+class _Programs:
+    """Jitted functions of one program; each compiles on first use."""
+
+    program: Program
+    generate: Any
+    start: Any
+    run: Any
+    extend: Any
+    result: Any
+
+
+@functools.lru_cache(maxsize=64)
+def _programs(graphdef: Any, program: Program) -> _Programs:
+    """Shared between decoders, so that repeated `generate` calls never compile the same thing twice."""
+
+    def generate(weights: Any, prompts: jax.Array, lengths: jax.Array, request: Request) -> GenerateResult:
+        target, draft_module = nnx.merge(graphdef, weights)
+        state = admission.start(program, target, draft_module, prompts, lengths, request)
+        return loop.result(program, loop.run_rounds(program, target, draft_module, state))
+
+    def start(weights: Any, prompts: jax.Array, lengths: jax.Array, request: Request) -> DecodeState:
+        target, draft_module = nnx.merge(graphdef, weights)
+        return admission.start(program, target, draft_module, prompts, lengths, request)
+
+    def run(weights: Any, state: DecodeState, limit: jax.Array) -> DecodeState:
+        target, draft_module = nnx.merge(graphdef, weights)
+        return loop.run_rounds(program, target, draft_module, state, limit)
+
+    def extend(
+        weights: Any, state: DecodeState, tokens: jax.Array, lengths: jax.Array, request: Request
+    ) -> DecodeState:
+        target, draft_module = nnx.merge(graphdef, weights)
+        return admission.admit(program, target, draft_module, state, tokens, lengths, request)
+
+    return _Programs(
+        program=program,
+        generate=jax.jit(generate),
+        start=jax.jit(start),
+        run=jax.jit(run, donate_argnums=1),
+        extend=jax.jit(extend, donate_argnums=1),
+        result=jax.jit(functools.partial(loop.result, program)),
+    )
+
+
+def generate(
+    target: nnx.Module,
+    prompts: Any,
+    prompt_lengths: Any,
+    *,
+    draft: Draft | None = None,
+    config: DecodeConfig | None = None,
+    sampling: Sampling | None = None,
+    draft_sampling: Sampling | None = None,
+    stop: Stop | None = None,
+    processors: tuple[Processor, ...] = (),
+) -> GenerateResult:
+    """Generates from a batch of prompts, faster for the draft and the same for any draft.
+
+    Token for token the target's own greedy text where `sampling.temperature` is 0, and distributed exactly
+    as the target's own samples elsewhere. Prefill and all rounds are one compiled program; it is reused by
+    every call with the same shapes, configuration and kinds of models.
+
+    Args:
+        target: a model that conforms to `specjax.models.ScoringModel`, such as `specjax.load(...).model`.
+        prompts: int32[B, P], right-padded. prompt_lengths: int32[B], at least 1.
+        draft: `specjax.drafts.NoDraft()` (the default), `Ngram()`, `Model(module)`, ...
+        config: what is static.
+        sampling, draft_sampling: how tokens are drawn; the draft's default is the target's.
+        stop: what ends a row; the default is the model's own EOS ids and `config.max_new_tokens`.
+        processors: the caller's own, see `specjax.sampling.Processor`.
+
+    Raises:
+        TypeError, ValueError: an argument makes no sense; the message names it, its value and what was
+            expected. Values that are being traced cannot be looked at: such a row ends with
+            `FinishReason.ERROR`.
+        InvariantError: with `config.debug`, an invariant broke.
+
+    References:
+        Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", arXiv 2211.17192.
+        Chen et al., "Accelerating Large Language Model Decoding with Speculative Sampling", arXiv 2302.01318.
+    """
+    decoder = Decoder(target, draft, config, processors=processors)
+    return decoder.generate(
+        prompts, prompt_lengths, sampling=sampling, draft_sampling=draft_sampling, stop=stop
+    )
+
+
+def decode(
+    target: nnx.Module,
+    prompts: jax.Array,
+    prompt_lengths: jax.Array,
+    *,
+    draft: Draft | None = None,
+    config: DecodeConfig | None = None,
+    sampling: Sampling | None = None,
+    draft_sampling: Sampling | None = None,
+    stop: Stop | None = None,
+    processors: tuple[Processor, ...] = (),
+) -> GenerateResult:
+    """`generate` as a pure function without a `jit` of its own, for use inside the caller's.
+
+    Arguments and errors are those of `generate`.
+    """
+    draft, config = draft or NoDraft(), config or DecodeConfig()
+    check_compatible(target, draft.module)
+    prompts, lengths = prompt_arrays(prompts, prompt_lengths, target.vocab_size)
+    batch, width = prompts.shape
+    program = Program.build(target, draft, config, config.row_capacity(width), tuple(processors))
+    eos_ids = tuple(getattr(target, "eos_ids", ()))
+    request = make_request(batch, config, target.vocab_size, sampling, draft_sampling, stop, eos_ids)
+    check_capacity(request, lengths, program.capacity)
+    state = admission.start(program, target, draft.module, prompts, lengths, request)
+    return loop.result(program, loop.run_rounds(program, target, draft.module, state))
+
+

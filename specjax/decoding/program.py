@@ -1,0 +1,53 @@
+"""The static side of a decoding program: what a shape or a branch depends on."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from specjax.decoding.config import DecodeConfig
+from specjax.drafts import Draft
+from specjax.sampling import Pipeline
+from specjax.verify import Rule
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Program:
+    """Everything that the compiled loop depends on, apart from array shapes.
+
+    Attributes:
+        gamma: draft slots, G; a round scores G + 1 tokens.
+        capacity: tokens a row can hold.
+        chunk: tokens fed at a time while catching up with a prompt.
+        cache_capacity: slots of a cache. A row at its capacity still has room for the widest program that
+            writes: no write is ever clamped, which would move it onto valid entries.
+    """
+
+    config: DecodeConfig
+    draft: Draft
+    rule: Rule
+    pipeline: Pipeline
+    vocab_size: int
+    gamma: int
+    capacity: int
+    chunk: int
+
+    @property
+    def cache_capacity(self) -> int:
+        return self.capacity + max(self.gamma + 1, self.chunk)
+
+    @classmethod
+    def build(
+        cls, target: Any, draft: Draft, config: DecodeConfig, capacity: int, processors: tuple[Any, ...]
+    ) -> Program:
+        """The program for rows that hold `capacity` tokens."""
+        return cls(
+            config=config,
+            draft=draft.without_module(),
+            rule=config.resolve_rule(),
+            pipeline=Pipeline(processors),
+            vocab_size=target.vocab_size,
+            gamma=draft.slots(config.gamma),
+            capacity=capacity,
+            chunk=min(config.prefill_chunk, max(capacity - config.max_new_tokens, 1)),
+        )

@@ -1,0 +1,220 @@
+"""One round: propose, score, process, verify, commit."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from specjax.decoding.config import FinishReason
+from specjax.decoding.invariants import Violation, flags
+from specjax.decoding.program import Program
+from specjax.decoding.state import DecodeState, Stats
+from specjax.decoding.stop import find_end
+from specjax.drafts import Proposal, RoundContext
+from specjax.sampling import Noise, drawable, log_law
+from specjax.verify import verify
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """What a round adds to each row: `tokens` int32[B, T], of which the first `count` int32[B] are real."""
+
+    tokens: jax.Array
+    count: jax.Array
+
+
+def decode_round(program: Program, target: Any, draft_module: Any, state: DecodeState) -> DecodeState:
+    """Advances every running row by one round; finished rows stay exactly as they are.
+
+    Args:
+        target, draft_module: the merged modules.
+    """
+    sampling = state.request.sampling
+    noise = Noise.of_round(state.request.seed, state.round, state.length, shared=program.rule.shares_noise)
+    proposal, draft_carry = program.draft.propose(draft_module, state.draft, _context(program, state, noise))
+    batch, gamma = proposal.tokens.shape
+    chex.assert_shape(proposal.tokens, (batch, program.gamma))
+
+    # Score the last committed token and the draft tokens. Slots that are not live still hold real ids.
+    drafted = jnp.clip(proposal.tokens, 0, program.vocab_size - 1)
+    proposal = dataclasses.replace(proposal, tokens=drafted)
+    last = jnp.take_along_axis(state.tokens, (state.length - 1)[:, None], axis=1)
+    positions = state.cached_length[:, None] + jnp.arange(gamma + 1, dtype=jnp.int32)
+    hidden, _, pending = target(jnp.concatenate([last, drafted], axis=1), positions, state.cache)
+    raw = target.logits(hidden)
+    chex.assert_shape(raw, (batch, gamma + 1, program.vocab_size))
+
+    # From logits to laws.
+    processed = program.pipeline.process_block(sampling, state.processors, raw, drafted)
+    law_needed = jnp.any(~sampling.greedy) | program.config.logprobs
+    log_p = jax.lax.cond(law_needed, lambda logits: log_law(sampling, logits), jnp.zeros_like, processed)
+
+    # Verify. What is not finite counts only up to the position that the last token comes from.
+    n_accepted, next_token = verify(program.rule, processed, log_p, sampling.greedy, proposal, noise)
+    slots = jnp.arange(gamma + 1, dtype=jnp.int32)
+    faulty = jnp.any(~drawable(raw, processed) & (slots <= n_accepted[:, None]), axis=1)
+
+    # Commit.
+    block = Block(_assemble(drafted, n_accepted, next_token), jnp.where(state.running, n_accepted + 1, 0))
+    block, finish_reason = _cut(state, block, faulty)
+    accepted = jnp.minimum(n_accepted, block.count)
+    new_length = state.length + block.count
+    new = dataclasses.replace(
+        state,
+        tokens=_append(state, block),
+        length=new_length,
+        cached_length=state.cached_length + block.count,
+        finish_reason=finish_reason,
+        round=state.round + state.running.astype(jnp.int32),
+        cache=target.commit(state.cache, pending, state.cached_length, block.count),
+        draft=program.draft.commit(draft_module, draft_carry, proposal, accepted, new_length),
+        processors=program.pipeline.advance_block(state.processors, block.tokens, block.count),
+        stats=_count(state, proposal, accepted, block.count),
+    )
+    if program.config.logprobs:
+        new = _record_logprobs(new, state, block, log_p, raw)
+    checks = _cheap_checks(program, state, proposal, n_accepted, block)
+    if program.config.debug:
+        checks |= _costly_checks(program, state, new, proposal, n_accepted, block, processed, log_p, positions)
+    return dataclasses.replace(new, violations=state.violations | flags(checks))
+
+
+def _context(program: Program, state: DecodeState, noise: Noise) -> RoundContext:
+    greedy = state.request.sampling.greedy
+    draft_rows = state.request.draft_sampling
+    generated = state.length - state.prompt_length
+    # The round adds the target's own token, so the budget has room for one draft token less.
+    useful = state.request.stop.max_new_tokens - generated - 1
+    return RoundContext(
+        tokens=state.tokens,
+        length=state.length,
+        running=state.running,
+        max_live=jnp.where(state.running, jnp.clip(useful, 0, program.gamma), 0),
+        gamma=program.gamma,
+        vocab_size=program.vocab_size,
+        chunk=program.chunk,
+        rows=dataclasses.replace(draft_rows, temperature=jnp.where(greedy, 0.0, draft_rows.temperature)),
+        law_needed=jnp.any(~greedy),
+        noise=noise,
+        pipeline=program.pipeline,
+        processor_states=state.processors,
+    )
+
+
+def _assemble(drafted: jax.Array, n_accepted: jax.Array, next_token: jax.Array) -> jax.Array:
+    """int32[B, T]: the accepted draft tokens, then the next token; what follows is not real."""
+    slots = jnp.arange(drafted.shape[1] + 1, dtype=jnp.int32)
+    padded = jnp.pad(drafted, ((0, 0), (0, 1)))
+    return jnp.where(slots == n_accepted[:, None], next_token[:, None], padded)
+
+
+def _cut(state: DecodeState, block: Block, faulty: jax.Array) -> tuple[Block, jax.Array]:
+    """Ends rows at EOS, stop sequence or budget; faulty rows emit nothing and end with an error."""
+    stop = state.request.stop
+    reach = stop.sequences.shape[-1] - 1
+    source = state.length[:, None] + jnp.arange(-reach, 0, dtype=jnp.int32)
+    generated = source >= state.prompt_length[:, None]
+    history = jnp.where(generated, jnp.take_along_axis(state.tokens, jnp.maximum(source, 0), axis=1), -1)
+
+    emitted, reason = find_end(stop, block.tokens, block.count, history, state.length - state.prompt_length)
+    reason = jnp.where(faulty, int(FinishReason.ERROR), reason)
+    count = jnp.where(state.running & ~faulty, emitted, 0)
+    return Block(block.tokens, count), jnp.where(state.running, reason, state.finish_reason)
+
+
+def _append(state: DecodeState, block: Block) -> jax.Array:
+    slots = jnp.arange(block.tokens.shape[1], dtype=jnp.int32)
+    places = jnp.where(slots < block.count[:, None], state.length[:, None] + slots, state.tokens.shape[1])
+    return _set(state.tokens, places, block.tokens)
+
+
+def _record_logprobs(new: DecodeState, old: DecodeState, block: Block, log_p: Any, raw: Any) -> DecodeState:
+    assert old.logprobs is not None and old.raw_logprobs is not None
+    slots = jnp.arange(block.tokens.shape[1], dtype=jnp.int32)
+    generated = (old.length - old.prompt_length)[:, None] + slots
+    places = jnp.where(slots < block.count[:, None], generated, old.logprobs.shape[1])
+
+    def of_emitted(log_probs: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(log_probs, block.tokens[..., None], axis=-1)[..., 0].astype(jnp.float32)
+
+    return dataclasses.replace(
+        new,
+        logprobs=_set(old.logprobs, places, of_emitted(log_p)),
+        raw_logprobs=_set(old.raw_logprobs, places, of_emitted(jax.nn.log_softmax(raw, axis=-1))),
+    )
+
+
+def _set(array: jax.Array, places: jax.Array, values: jax.Array) -> jax.Array:
+    """Writes values [B, T] at places int32[B, T] of [B, N], row by row; places beyond the end are skipped."""
+    return array.at[jnp.arange(array.shape[0])[:, None], places].set(values, mode="drop")
+
+
+def _count(state: DecodeState, proposal: Proposal, accepted: jax.Array, emitted: jax.Array) -> Stats:
+    stats, running = state.stats, state.running
+    slots = jnp.arange(proposal.tokens.shape[1], dtype=jnp.int32)
+    live = jnp.where(running, proposal.live, 0)
+    return Stats(
+        rounds=stats.rounds + running.astype(jnp.int32),
+        emitted=stats.emitted + emitted,
+        drafted=stats.drafted + live,
+        accepted=stats.accepted + accepted,
+        drafted_at=stats.drafted_at + (slots < live[:, None]).astype(jnp.int32),
+        accepted_at=stats.accepted_at + (slots < accepted[:, None]).astype(jnp.int32),
+        draft_failures=stats.draft_failures + (running & proposal.failed).astype(jnp.int32),
+    )
+
+
+def _cheap_checks(
+    program: Program, state: DecodeState, proposal: Proposal, n_accepted: jax.Array, block: Block
+) -> dict[Violation, jax.Array]:
+    useful = state.request.stop.max_new_tokens - (state.length - state.prompt_length)
+    return {
+        Violation.LIVE_RANGE: ~state.running
+        | ((proposal.live >= 0) & (proposal.live <= program.gamma) & (proposal.live < useful)),
+        Violation.ACCEPTED_RANGE: ~state.running | ((n_accepted >= 0) & (n_accepted <= proposal.live)),
+        Violation.LENGTH_RANGE: (state.length + block.count <= program.capacity)
+        & (block.count <= jnp.maximum(useful, 0)),
+        Violation.FINISHED_MOVED: state.running | (block.count == 0),
+    }
+
+
+def _costly_checks(
+    program: Program,
+    old: DecodeState,
+    new: DecodeState,
+    proposal: Proposal,
+    n_accepted: jax.Array,
+    block: Block,
+    processed: jax.Array,
+    log_p: jax.Array,
+    positions: jax.Array,
+) -> dict[Violation, jax.Array]:
+    """Checks that reread the text or the laws; the mask of a verified row follows from its position alone."""
+    slots = jnp.arange(block.tokens.shape[1], dtype=jnp.int32)
+    real = slots < block.count[:, None]
+    likeliest = jnp.argmax(processed, axis=-1).astype(jnp.int32)
+    allowed = jnp.take_along_axis(log_p, block.tokens[..., None], axis=-1)[..., 0] > -jnp.inf
+    may_emit = jnp.where(old.request.sampling.greedy[:, None], block.tokens == likeliest, allowed)
+    is_draft = slots[:-1] < jnp.minimum(n_accepted, block.count)[:, None]
+    follows_draft = jnp.all(~is_draft | (block.tokens[:, :-1] == proposal.tokens), axis=1)
+    committed = jnp.take_along_axis(
+        new.tokens, jnp.minimum(old.length[:, None] + slots, new.tokens.shape[1] - 1), axis=1
+    )
+    written = jnp.all(~real | (committed == block.tokens), axis=1)
+
+    beyond = jnp.arange(new.tokens.shape[1], dtype=jnp.int32) >= new.length[:, None]
+    in_draft = program.draft.cached_length(new.draft)
+    in_draft = jnp.zeros_like(new.length) if in_draft is None else in_draft
+    expected = (old.length - 1)[:, None] + slots
+    cache_end = program.cache_capacity
+    return {
+        Violation.CACHE_LENGTH: new.cached_length == new.length - 1,
+        Violation.DRAFT_AHEAD: in_draft <= new.length - 1,
+        Violation.TEXT_AFTER_END: jnp.all(~beyond | (new.tokens == program.config.pad_id), axis=1),
+        Violation.REJECTED_TOKEN: jnp.all(~real | may_emit, axis=1) & follows_draft & written,
+        Violation.POSITIONS: jnp.all(positions == expected, axis=1) & (positions[:, -1] < cache_end),
+    }

@@ -1,0 +1,158 @@
+"""An independent, smaller model as draft (Leviathan et al., arXiv 2211.17192; Chen et al., 2302.01318)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from specjax.drafts.protocol import Proposal, RoundContext, no_proposal
+from specjax.models.feed import feed
+from specjax.sampling import Draw
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ModelCarry:
+    """cache: the draft model's own. length: int32[B], committed tokens that it holds."""
+
+    cache: Any
+    length: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """Drafts with another language model that shares the target's tokenizer.
+
+    The draft has its own cache. A round begins by feeding what was committed since: one token, or two after
+    full acceptance, because the last draft token was proposed but never fed. Rows that fell further behind
+    catch up first, in chunks.
+
+    Padded vocabularies may differ: ids that the draft lacks have q = 0, ids that the target lacks are never
+    drafted. A row longer than the draft's context proposes nothing.
+
+    Attributes:
+        module: any model that conforms to `specjax.models.ScoringModel`.
+    """
+
+    module: nnx.Module | None = dataclasses.field(compare=False)
+
+    def without_module(self) -> Model:
+        return Model(None)
+
+    def slots(self, gamma: int) -> int:
+        return gamma
+
+    def init(self, module: Any, batch: int, capacity: int) -> ModelCarry:
+        return ModelCarry(module.init_cache(batch, capacity), jnp.zeros(batch, jnp.int32))
+
+    def prefill(
+        self, module: Any, carry: ModelCarry, tokens: jax.Array, length: jax.Array, chunk: int
+    ) -> ModelCarry:
+        tokens = jnp.minimum(tokens, module.vocab_size - 1)
+        cache = feed(module, carry.cache, tokens, start=carry.length, stop=length - 1, chunk=chunk)
+        return ModelCarry(cache, jnp.maximum(carry.length, length - 1))
+
+    def propose(self, module: Any, carry: ModelCarry, context: RoundContext) -> tuple[Proposal, ModelCarry]:
+        if context.gamma == 0:
+            return no_proposal(context.length.shape[0], 0), carry
+        text = jnp.minimum(context.tokens, module.vocab_size - 1)
+        window = _window(module, context.gamma)
+        target_length = jnp.where(context.running, context.length, carry.length)
+
+        # Close all but the last `window` tokens of the lag; normally there are none.
+        start = jnp.maximum(target_length - window, carry.length)
+        cache = feed(module, carry.cache, text, start=carry.length, stop=start, chunk=context.chunk)
+
+        # Feed the rest of the lag; its last token predicts slot 0.
+        lag = target_length - start
+        positions = start[:, None] + jnp.arange(window, dtype=jnp.int32)
+        block = jnp.take_along_axis(text, jnp.minimum(positions, text.shape[1] - 1), axis=1)
+        hidden, _, pending = module(block, positions, cache)
+        cache = module.commit(cache, pending, start, lag)
+        hidden = jnp.take_along_axis(hidden, jnp.maximum(lag - 1, 0)[:, None, None], axis=1)
+
+        proposal, scratch = _draft_tokens(module, cache, hidden, context)
+        # What a positional cache holds of the drafted tokens stays there, to be used where they are accepted.
+        # After a failure the window is fed again, in case it was the window that left NaN in the cache.
+        kept = scratch if _positional(module) else cache
+        return proposal, ModelCarry(kept, jnp.where(proposal.failed, start, target_length))
+
+    def commit(
+        self,
+        module: Any,
+        carry: ModelCarry,
+        proposal: Proposal,
+        accepted: jax.Array,
+        new_length: jax.Array,
+    ) -> ModelCarry:
+        if _positional(module):
+            # The last draft token was never fed.
+            fed = jnp.minimum(accepted, max(proposal.tokens.shape[1] - 1, 0))
+            length = carry.length + jnp.where(proposal.failed, 0, fed)
+            carry = dataclasses.replace(carry, length=jnp.minimum(length, new_length - 1))
+        return carry
+
+    def cached_length(self, carry: ModelCarry) -> jax.Array:
+        return carry.length
+
+
+def _positional(module: Any) -> bool:
+    """Whether the model's cache can be rolled back by a length alone."""
+    return getattr(module, "positional_cache", False)
+
+
+def _window(module: Any, gamma: int) -> int:
+    """The longest lag of a row that took part in the last round.
+
+    A positional cache keeps the accepted draft tokens, so only the last of them and the token after it are
+    missing. Any other cache has to take in everything that was committed.
+    """
+    return 2 if _positional(module) else gamma + 1
+
+
+def _draft_tokens(module: Any, cache: Any, hidden: jax.Array, context: RoundContext) -> tuple[Proposal, Any]:
+    """Draws gamma tokens one after another.
+
+    Args:
+        hidden: [B, 1, d], the state of the last committed token.
+
+    Returns:
+        The proposal and the cache with all drafted tokens but the last.
+    """
+    batch = context.length.shape[0]
+    max_live = jnp.minimum(context.max_live, context.gamma)
+    if (limit := getattr(module, "context_length", None)) is not None:
+        # Slot i needs position length - 1 + i.
+        max_live = jnp.clip(limit - context.length + 1, 0, max_live)
+
+    def draw(hidden: jax.Array, states: Any, slot: jax.Array | int) -> Draw:
+        logits = _to_target_vocabulary(module.logits(hidden)[:, 0], context.vocab_size)
+        return context.draw(states, logits, slot)
+
+    def step(carry: tuple[Any, Any, jax.Array], slot: jax.Array) -> tuple[tuple[Any, Any, jax.Array], Draw]:
+        cache, states, token = carry
+        states = context.pipeline.advance(states, token, jnp.ones(batch, jnp.bool_))
+        position = context.length + slot - 1
+        hidden, _, pending = module(jnp.minimum(token, module.vocab_size - 1)[:, None], position[:, None], cache)
+        cache = module.commit(cache, pending, position, jnp.ones_like(position))
+        drawn = draw(hidden, states, slot)
+        return (cache, states, drawn.tokens), drawn
+
+    first = draw(hidden, context.processor_states, 0)
+    slots = jnp.arange(1, context.gamma, dtype=jnp.int32)
+    (cache, _, _), rest = jax.lax.scan(step, (cache, context.processor_states, first.tokens), slots)
+    drawn = jax.tree.map(lambda head, tail: jnp.concatenate([head[None], tail]).swapaxes(0, 1), first, rest)
+
+    wanted = jnp.arange(context.gamma, dtype=jnp.int32) < max_live[:, None]
+    live = jnp.sum(jnp.cumprod(wanted & drawn.drawable, axis=1, dtype=jnp.int32), axis=1, dtype=jnp.int32)
+    return Proposal(drawn.tokens, live, drawn.log_law, failed=live < max_live), cache
+
+
+def _to_target_vocabulary(logits: jax.Array, vocab_size: int) -> jax.Array:
+    """Logits over the target's ids: -inf where the draft has none, dropped where the target has none."""
+    missing = max(vocab_size - logits.shape[-1], 0)
+    return jnp.pad(logits[..., :vocab_size], ((0, 0), (0, missing)), constant_values=-jnp.inf)

@@ -1,0 +1,131 @@
+"""What every draft is: something that guesses the next tokens, and says from which law it drew them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from specjax.sampling import Draw, Noise, Pipeline, RowSampling, draw
+
+Carry = Any  # any pytree of arrays
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Proposal:
+    """The guesses of one round. Rules see one row of it, without the leading B.
+
+    Attributes:
+        tokens: int32[B, gamma]. Only the live ones mean something.
+        live: int32[B] in 0..gamma, how many of the slots are proposed. Whether slot i is live may depend on
+            the row's history, its earlier slots and the draft's law at i, never on the token drawn at i.
+        log_q: float[B, gamma, V], the very law each token was drawn from, over the target's ids; None for
+            drafts that propose deterministically (a point mass).
+        failed: bool[B], the draft's own logits were not finite this round.
+    """
+
+    tokens: jax.Array
+    live: jax.Array
+    log_q: jax.Array | None
+    failed: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RoundContext:
+    """What a draft may look at, at the start of a round.
+
+    Attributes:
+        tokens: int32[B, N], committed text; arbitrary beyond `length`.
+        length: int32[B], committed length.
+        running: bool[B], rows that are not finished.
+        max_live: int32[B], how many draft tokens may be of use: 0 in finished rows, less than gamma near the
+            end of the budget.
+        gamma: draft slots of a round.
+        vocab_size: V, the target's.
+        chunk: tokens in one step of a catch-up.
+        rows: the draft's sampling settings, greedy where the target is.
+        law_needed: bool[], whether any row is sampled.
+        noise: batched, [B].
+        pipeline, processor_states: the processors and their states after the committed text.
+    """
+
+    tokens: jax.Array
+    length: jax.Array
+    running: jax.Array
+    max_live: jax.Array
+    gamma: int
+    vocab_size: int
+    chunk: int
+    rows: RowSampling
+    law_needed: jax.Array
+    noise: Noise
+    pipeline: Pipeline
+    processor_states: Any
+
+    def draw(self, states: Any, raw: jax.Array, slot: jax.Array | int) -> Draw:
+        """Draws the token of `slot` from the draft's logits float[B, V], with processor states `states`."""
+        processed = self.pipeline.process(self.rows, states, raw)
+        return draw(self.rows, raw, processed, self.noise, slot, law_needed=self.law_needed)
+
+
+class Draft(Protocol):
+    """A kind of draft. Instances are static: hashable, and equal when they compile to the same program.
+
+    Arrays live elsewhere: weights in `module`, which is handed back to every method after being split and
+    merged together with the target (so that shared parameters stay shared), and everything else in the carry
+    that `init` makes, whose leaves lead with B.
+    """
+
+    @property
+    def module(self) -> nnx.Module | None:
+        """The draft's own model, if it has one."""
+        ...
+
+    def without_module(self) -> Draft:
+        """The static part alone."""
+        ...
+
+    def slots(self, gamma: int) -> int:
+        """Draft slots of a round when the configuration asks for `gamma`."""
+        ...
+
+    def init(self, module: Any, batch: int, capacity: int) -> Carry:
+        """An empty carry for rows of at most `capacity` tokens, slack for scratch writes included."""
+        ...
+
+    def prefill(self, module: Any, carry: Carry, tokens: jax.Array, length: jax.Array, chunk: int) -> Carry:
+        """Takes in committed text int32[B, N] up to `length` int32[B], `chunk` tokens a step."""
+        ...
+
+    def propose(self, module: Any, carry: Carry, context: RoundContext) -> tuple[Proposal, Carry]:
+        """Guesses the tokens after the committed text."""
+        ...
+
+    def commit(
+        self, module: Any, carry: Carry, proposal: Proposal, accepted: jax.Array, new_length: jax.Array
+    ) -> Carry:
+        """Learns what became of its proposal.
+
+        Args:
+            accepted: int32[B], draft tokens that became text.
+            new_length: int32[B], committed length now.
+        """
+        ...
+
+    def cached_length(self, carry: Carry) -> jax.Array | None:
+        """int32[B], how much committed text the carry accounts for; None without a cache."""
+        ...
+
+
+def no_proposal(batch: int, gamma: int) -> Proposal:
+    """A proposal of which nothing is live."""
+    return Proposal(
+        tokens=jnp.zeros((batch, gamma), jnp.int32),
+        live=jnp.zeros(batch, jnp.int32),
+        log_q=None,
+        failed=jnp.zeros(batch, jnp.bool_),
+    )
