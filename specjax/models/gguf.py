@@ -178,7 +178,7 @@ def _read_config(meta: _Metadata, tensors: Tensors) -> ModelConfig:
     _check_supported(meta, tensors)
     num_heads, hidden_size = meta.require("attention.head_count"), meta.require("embedding_length")
     head_dim = meta.get("attention.key_length") or hidden_size // max(num_heads, 1)
-    fields = {
+    fields: dict[str, Any] = {
         # The reader lists dimensions innermost first.
         "vocab_size": int(tensors["token_embd.weight"].shape[-1]),
         "hidden_size": hidden_size,

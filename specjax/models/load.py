@@ -134,8 +134,8 @@ def _find(name: str, cache_dir: str | os.PathLike[str] | None, progress: bool) -
     if hub.is_hub_id(name) and path.suffix != ".gguf":
         return hub.download(name, cache_dir=cache_dir)
     raise ValueError(
-        f"no model {name!r}: it is not the name of the default model ({default_model.NAME!r}), there is no file "
-        f"or directory at {path.absolute()}, and it does not have the form of a hub id ('organisation/model')"
+        f"no model {name!r}: it is not the name of the default model ({default_model.NAME!r}), there is no "
+        f"file or directory at {path.absolute()}, and it has not the form of a hub id ('organisation/model')"
     )
 
 
