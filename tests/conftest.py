@@ -1,0 +1,53 @@
+"""Fixtures that more than one folder of tests uses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+GOLDENS = Path(__file__).parent / "goldens"
+
+
+@pytest.fixture(scope="session")
+def goldens() -> Path:
+    """The directory of stored reference outputs."""
+    return GOLDENS
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The file of the default model, downloaded on first use."""
+    from specjax.models import default_model
+
+    try:
+        return default_model.fetch(progress=False)
+    except RuntimeError as error:
+        pytest.skip(f"NOT TESTED with a real model, because it could not be downloaded: {error}")
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_path):
+    """The default model in float32, as `specjax.load` returns it."""
+    from specjax.models import load
+
+    return load(smollm2_path, dtype="float32")
+
+
+@pytest.fixture(scope="session")
+def score():
+    """`score(model, ids [B, T])`: the logits [B, T, V] of one pass over whole sequences."""
+
+    @nnx.jit
+    def logits(model, tokens):
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        hidden, _, _ = model(tokens, positions, model.init_cache(*tokens.shape))
+        return model.logits(hidden)
+
+    def score(model, ids) -> np.ndarray:
+        return np.asarray(logits(model, jnp.asarray(ids, jnp.int32)))
+
+    return score
