@@ -37,6 +37,9 @@ class ScoringModel(Protocol):
         vocabulary: what the ids mean: equal for two models exactly if they map ids to the same strings; None when
             unknown.
         config: anything that describes the model.
+        positional_cache: bool, the cache of a token is at its position and depends on nothing that comes later, so
+            that lowering a length is all that forgetting takes. As a draft, such a model need not feed accepted
+            tokens again.
     """
 
     vocab_size: int

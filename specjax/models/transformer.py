@@ -103,6 +103,8 @@ class Transformer(nnx.Module):
             loads a tokenizer beside the model, None when unknown.
     """
 
+    positional_cache = True
+
     def __init__(self, config: ModelConfig, *, dtype: jax.typing.DTypeLike = jnp.float32, rngs: nnx.Rngs):
         """A model with random weights: linear maps and embedding ~ N(0, 1 / fan_in), norms 1, biases 0."""
         self._build(config, _random_source(rngs, dtype))
