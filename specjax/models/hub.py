@@ -40,6 +40,6 @@ def download(name: str, *, cache_dir: str | os.PathLike[str] | None = None) -> p
     except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
         raise RuntimeError(
             f"could not get {name!r} from the Hugging Face hub: {error}\n"
-            "Without network access, copy the model's directory (config.json, *.safetensors, tokenizer files) "
-            "here and pass its path to specjax.load."
+            "Without network access, copy the model's directory here (config.json, *.safetensors, tokenizer "
+            "files) and pass its path to specjax.load."
         ) from error

@@ -24,7 +24,7 @@ def permute_heads(rows, num_heads):
 
 
 def write_gguf(path, directory, arch, metadata=None, tensors=None):
-    """Converts a checkpoint directory as llama.cpp does; None in `metadata` or `tensors` leaves an entry out."""
+    """Converts a checkpoint directory as llama.cpp does; None as a value leaves an entry out."""
     opened = checkpoint.open_checkpoint(directory)
     config = opened.config
     values = {
