@@ -1,0 +1,169 @@
+"""Sampled text has exactly the target's law: joint chi-square tests against the closed form."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import specjax
+from specjax.drafts import Model, Ngram, NoDraft
+from specjax.testing.table_lm import TableLM, sequence_law
+from specjax.verify import Rule, token
+from tests.reference import table_log_law
+
+SAMPLES = 131_072
+TOKENS = 3
+VOCAB = 5
+PROMPT = (3, 1, 4, 3, 1)
+LEVEL = 1e-5  # of one test; false alarms of the whole file stay below one in a thousand
+
+TARGET = TableLM.random(VOCAB, seed=0)
+DRAFT = TableLM.random(VOCAB, seed=1)
+
+FILTERS = {
+    "none": {},
+    "top_k": {"top_k": 3},
+    "top_p": {"top_p": 0.7},
+    "min_p": {"min_p": 0.15},
+    "repetition": {"repetition_penalty": 1.6},
+    "presence": {"presence_penalty": 0.8},
+    "frequency": {"frequency_penalty": 1.1},
+    "bias": {"logit_bias": {2: 1.5}, "banned_tokens": [0]},
+    "all": {
+        "top_k": 4,
+        "top_p": 0.9,
+        "min_p": 0.05,
+        "repetition_penalty": 1.3,
+        "presence_penalty": 0.4,
+        "frequency_penalty": 0.7,
+        "logit_bias": {2: 1.0},
+    },
+}
+
+
+def draw(draft, gamma, sampling, draft_sampling=None, seed=0):
+    """Outcomes int[SAMPLES]: the index of each row's three tokens among all continuations."""
+    config = specjax.DecodeConfig(max_new_tokens=TOKENS, gamma=gamma)
+    out = specjax.generate(
+        TARGET,
+        np.tile(np.array(PROMPT, np.int32), (SAMPLES, 1)),
+        np.full(SAMPLES, len(PROMPT), np.int32),
+        draft=draft,
+        config=config,
+        sampling=specjax.Sampling(**sampling, seed=seed),
+        draft_sampling=draft_sampling and specjax.Sampling(**draft_sampling),
+    )
+    assert not np.any(out.violations)
+    return np.asarray(out.tokens) @ VOCAB ** np.arange(TOKENS - 1, -1, -1), out
+
+
+def p_value(outcomes, settings):
+    """Of a chi-square test of the outcomes against the closed form; 0 where the impossible happened."""
+    law = sequence_law(table_log_law(np.asarray(TARGET.table[...]), settings, PROMPT), PROMPT, TOKENS)
+    counts = np.bincount(outcomes, minlength=law.size)
+    if counts[law == 0].any():
+        return 0.0
+    expected = law * len(outcomes)
+    rare = expected < 10
+    observed = np.append(counts[~rare], counts[rare].sum())
+    expected = np.append(expected[~rare], expected[rare].sum())
+    keep = expected > 0
+    return stats.chisquare(observed[keep], expected[keep] * observed.sum() / expected.sum()).pvalue
+
+
+@pytest.mark.parametrize("filters", FILTERS)
+@pytest.mark.parametrize("temperature", (0.3, 1.0, 2.0))
+@pytest.mark.parametrize("gamma", (pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)))
+def test_model_draft_keeps_the_law(gamma, temperature, filters):
+    settings = {"temperature": temperature, **FILTERS[filters]}
+    outcomes, out = draw(Model(DRAFT), gamma, settings, seed=gamma)
+    assert p_value(outcomes, settings) > LEVEL
+    assert np.sum(out.stats.accepted) > 0
+    assert np.sum(out.stats.accepted) < np.sum(out.stats.drafted)
+
+
+@pytest.mark.parametrize("draft", (NoDraft(), NoDraft(2), Ngram(), Model(TARGET)), ids=("none", "wide", "ngram", "self"))
+def test_other_drafts_keep_the_law(draft):
+    settings = {"temperature": 1.0, **FILTERS["all"]}
+    outcomes, _ = draw(draft, 2, settings, seed=5)
+    assert p_value(outcomes, settings) > LEVEL
+
+
+def test_a_self_draft_is_always_accepted():
+    _, out = draw(Model(TARGET), 2, {"temperature": 1.0})
+    np.testing.assert_array_equal(out.stats.accepted, out.stats.drafted)
+
+
+def test_rows_keep_their_own_law_under_a_draft_with_other_settings():
+    names = ("none", "top_k", "top_p", "all")
+    group = np.arange(SAMPLES) % len(names)
+
+    def spread(key, default, order):
+        return np.array([FILTERS[name].get(key, default) for name in order])[group]
+
+    def rows(order):
+        settings = {key: spread(key, default, order) for key, default in (("top_k", 0), ("top_p", 1.0), ("min_p", 0.0))}
+        penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+        settings |= {key: spread(key, float(key.startswith("rep")), order) for key in penalties}
+        return settings | {"temperature": np.array([0.3, 1.0, 2.0, 0.7])[group]}
+
+    # Every row's draft filters as another row's target does; one group of drafts is greedy.
+    draft_sampling = rows(names[1:] + names[:1]) | {"temperature": np.array([1.0, 0.0, 0.5, 1.5])[group]}
+    outcomes, _ = draw(Model(DRAFT), 2, rows(names), draft_sampling)
+    for index, (name, temperature) in enumerate(zip(names, (0.3, 1.0, 2.0, 0.7), strict=True)):
+        settings = {"temperature": temperature} | FILTERS[name]
+        settings = {key: value for key, value in settings.items() if key != "logit_bias"}
+        assert p_value(outcomes[group == index], settings) > LEVEL, name
+
+
+def test_a_draft_that_breaks_down_midway_keeps_the_law():
+    """Logits that turn NaN after some tokens cut the row's live tokens there, and nothing else."""
+    table = np.array(DRAFT.table[...])
+    table[:, 2] = np.nan
+    settings = {"temperature": 1.0}
+    outcomes, out = draw(Model(TableLM(table)), 4, settings)
+    assert p_value(outcomes, settings) > LEVEL
+    failures = np.asarray(out.stats.draft_failures)
+    assert 0 < np.mean(failures > 0) < 1
+    assert np.all(np.asarray(out.stats.accepted)[failures == 0] >= 0)
+    assert np.sum(np.asarray(out.stats.accepted)[failures > 0]) > 0
+
+
+def accept_everything(log_p, proposal, noise):
+    return proposal.live, token.verify_token(log_p, proposal, noise)[1]
+
+
+def draw_replacement_from_p(log_p, proposal, noise):
+    n_accepted, _ = token.verify_token(log_p, proposal, noise)
+    gumbel = noise.replacement_gumbel(log_p.shape[1], log_p.dtype)
+    return n_accepted, (log_p[n_accepted] + gumbel).argmax().astype(np.int32)
+
+
+def reuse_the_drafts_noise(log_p, proposal, noise):
+    class Shared:
+        accept_log_uniform = staticmethod(noise.accept_log_uniform)
+
+        @staticmethod
+        def replacement_gumbel(size, dtype):
+            return noise.proposal_gumbel(0, size, dtype)
+
+    return token.verify_token(log_p, proposal, Shared)
+
+
+def take_the_bonus_from_the_wrong_row(log_p, proposal, noise):
+    return token.verify_token(log_p.at[-1].set(log_p[-2]), proposal, noise)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    (
+        accept_everything,
+        draw_replacement_from_p,
+        reuse_the_drafts_noise,
+        take_the_bonus_from_the_wrong_row,
+    ),
+)
+def test_broken_rules_are_rejected(broken, monkeypatch):
+    monkeypatch.setitem(specjax.verify.RULES, "token", Rule("token", broken))
+    settings = {"temperature": 1.0}
+    outcomes, _ = draw(Model(DRAFT), 2, settings)
+    assert p_value(outcomes, settings) < LEVEL
