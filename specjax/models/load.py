@@ -161,8 +161,10 @@ def _build(path: pathlib.Path, config: ModelConfig, tensor: Tensors, dtype: np.d
     try:
         return Transformer.from_weights(config, tensor, dtype)
     except ValueError as error:
-        # A tensor that is missing is reported by the file's reader, one of a wrong shape by the model.
-        raise error if str(path) in str(error) else ValueError(f"{path}: {error}") from error
+        # A missing tensor is reported by the file's reader, a wrong shape by the model, which knows no path.
+        if str(path) in str(error):
+            raise
+        raise ValueError(f"{path}: {error}") from error
 
 
 @contextlib.contextmanager
