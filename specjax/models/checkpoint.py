@@ -126,6 +126,22 @@ class _JsonConfig:
         """The integer under `key`, or `default` if there is none."""
         return default if self.values.get(key) is None else self.require(key)
 
+    def mapping(self, key: str) -> Mapping[str, Any]:
+        """The object under `key`, empty if there is none."""
+        return self._container(key, dict, "a JSON object")
+
+    def sequence(self, key: str) -> list[Any]:
+        """The list under `key`, empty if there is none."""
+        return self._container(key, list, "a list")
+
+    def _container(self, key: str, kind: type, description: str) -> Any:
+        value = self.values.get(key)
+        if value is None:
+            return kind()
+        if not isinstance(value, kind):
+            raise ValueError(f"{self.path}: {key} is {value!r}; expected {description}")
+        return value
+
     def refuse(self, key: str, value: object, supported: str) -> ValueError:
         return ValueError(f"{self.path}: {key}={value!r} is not supported; supported: {supported}")
 
@@ -144,10 +160,10 @@ def _read_json(path: pathlib.Path) -> dict[str, Any]:
 
 def _check_supported(raw: _JsonConfig) -> str:
     """The architecture, once every setting that the transformer does not follow has been refused."""
-    architectures = raw.get("architectures") or [None]
+    architectures = raw.sequence("architectures")
+    if not architectures or architectures[0] not in ARCHITECTURES:
+        raise raw.refuse("architectures", raw.get("architectures"), ", ".join(ARCHITECTURES))
     architecture = architectures[0]
-    if architecture not in ARCHITECTURES:
-        raise raw.refuse("architectures", architectures, ", ".join(ARCHITECTURES))
     activation = raw.get("hidden_act") or "silu"
     if activation != "silu":
         raise raw.refuse("hidden_act", activation, "silu")
@@ -155,11 +171,10 @@ def _check_supported(raw: _JsonConfig) -> str:
     for key in ("attention_bias", "mlp_bias"):
         if raw.get(key):
             raise raw.refuse(key, True, "false (query, key and value biases: Qwen2ForCausalLM)")
-    if raw.get("quantization_config"):
-        method = raw.get("quantization_config").get("quant_method")
+    quantization = raw.mapping("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method")
         raise raw.refuse("quantization_config.quant_method", method, "unquantized weights, or a GGUF file")
-    if raw.get("partial_rotary_factor") not in (None, 1, 1.0):
-        raise raw.refuse("partial_rotary_factor", raw.get("partial_rotary_factor"), "1.0")
     _check_full_attention(raw, architecture)
     return architecture
 
@@ -171,7 +186,7 @@ def _check_full_attention(raw: _JsonConfig, architecture: str) -> None:
         window = None
     if window is not None and window < raw.require("max_position_embeddings"):
         raise raw.refuse("sliding_window", window, "null, or at least max_position_embeddings")
-    unusual = sorted(set(raw.get("layer_types") or ()) - {"full_attention"})
+    unusual = [kind for kind in raw.sequence("layer_types") if kind != "full_attention"]
     if unusual and window is None:
         raise raw.refuse("layer_types", unusual, "full_attention")
 
@@ -183,14 +198,21 @@ def _rope(raw: _JsonConfig) -> tuple[float, RopeScaling | None]:
     `rope_parameters`.
     """
     key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
-    rope = raw.get(key) or {}
-    theta = float(rope.get("rope_theta") or raw.get("rope_theta") or 10_000.0)
+    rope = raw.mapping(key)
+    section = _JsonConfig(raw.path, {f"{key}.{name}": value for name, value in rope.items()})
+    theta = 10_000.0
+    # Which of the two places holds a setting depends on the version of transformers that wrote the file.
+    for holder, prefix in ((raw, ""), (section, f"{key}.")):
+        if holder.get(f"{prefix}rope_theta") is not None:
+            theta = holder.require(f"{prefix}rope_theta", float)
+        rotated = holder.get(f"{prefix}partial_rotary_factor")
+        if rotated not in (None, 1.0):
+            raise raw.refuse(f"{prefix}partial_rotary_factor", rotated, "1.0")
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind not in ROPE_TYPES:
         raise raw.refuse(f"{key}.rope_type", kind, ", ".join(ROPE_TYPES))
     if kind == "default":
         return theta, None
-    section = _JsonConfig(raw.path, {f"{key}.{name}": value for name, value in rope.items()})
     if kind == "linear":
         return theta, RopeScaling(kind="linear", factor=section.require(f"{key}.factor", float))
     return theta, RopeScaling(
@@ -238,9 +260,11 @@ def _hint(directory: pathlib.Path) -> str:
 
 
 def _read_index(path: pathlib.Path) -> dict[str, pathlib.Path]:
-    weight_map = _read_json(path).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ValueError(f"{path}: weight_map is {weight_map!r}; expected tensor names mapped to file names")
+    index = _JsonConfig(path, _read_json(path))
+    weight_map = index.mapping("weight_map")
+    if not weight_map or not all(isinstance(name, str) for name in weight_map.values()):
+        found = index.get("weight_map")
+        raise ValueError(f"{path}: weight_map is {found!r}; expected tensor names mapped to file names")
     held = {}
     for name in sorted(set(weight_map.values())):
         shard = path.parent / name

@@ -79,7 +79,8 @@ class GGUFFile:
         """One tensor by its Hugging Face name, dequantized to float32 (float16 files too).
 
         Raises:
-            ValueError: if the file lacks the tensor, or stores it in a type that cannot be dequantized.
+            ValueError: if the file lacks the tensor, stores it in a type that cannot be dequantized, or with
+                rows that do not split into heads.
         """
         gguf_name = gguf_tensor_name(name)
         if gguf_name not in self.tensors:
@@ -93,11 +94,14 @@ class GGUFFile:
                 f"{self.path}: tensor {gguf_name!r} has type {kind}, which the gguf package cannot dequantize"
             ) from error
         values = values.astype(np.float32, copy=False)
-        if self.metadata["general.architecture"] == "llama" and ".attn_q." in gguf_name:
-            return unpermute_heads(values, self.config.num_heads)
-        if self.metadata["general.architecture"] == "llama" and ".attn_k." in gguf_name:
-            return unpermute_heads(values, self.config.num_kv_heads)
-        return values
+        heads = {"attn_q": self.config.num_heads, "attn_k": self.config.num_kv_heads}
+        role = gguf_name.split(".")[-2]
+        if self.metadata["general.architecture"] != "llama" or role not in heads:
+            return values
+        try:
+            return unpermute_heads(values, heads[role])
+        except ValueError as error:
+            raise ValueError(f"{self.path}: tensor {gguf_name!r}: {error}") from error
 
 
 def open_gguf(path: str | pathlib.Path) -> GGUFFile:
@@ -143,7 +147,12 @@ def unpermute_heads(rows: np.ndarray, num_heads: int) -> np.ndarray:
     Args:
         rows: `[num_heads * D, in]`, or `[num_heads * D]` for a bias.
         num_heads: query or key heads.
+
+    Raises:
+        ValueError: if the rows do not split into that many heads of even width.
     """
+    if rows.shape[0] % (2 * num_heads):
+        raise ValueError(f"{rows.shape[0]} rows do not split into {num_heads} heads of even width")
     pairs = rows.reshape(num_heads, -1, 2, *rows.shape[1:])
     return pairs.swapaxes(1, 2).reshape(rows.shape)
 

@@ -116,9 +116,18 @@ def test_a_window_that_hides_nothing_is_accepted(llama, qwen2):
         ({"attention_bias": True}, ["attention_bias=True", "Qwen2ForCausalLM"]),
         ({"mlp_bias": True}, ["mlp_bias=True"]),
         ({"quantization_config": {"quant_method": "gptq"}}, ["quant_method='gptq'", "GGUF"]),
+        ({"quantization_config": "gptq"}, ["quantization_config is 'gptq'", "JSON object"]),
         ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor=0.5", "1.0"]),
+        (
+            {"rope_parameters": {"partial_rotary_factor": 0.5}},
+            ["rope_parameters.partial_rotary_factor=0.5", "1.0"],
+        ),
         ({"sliding_window": 64}, ["sliding_window=64", "null"]),
         ({"layer_types": ["full_attention", "sliding_attention"]}, ["layer_types", "sliding_attention"]),
+        ({"layer_types": 3}, ["layer_types is 3", "list"]),
+        ({"architectures": "LlamaForCausalLM"}, ["architectures is 'LlamaForCausalLM'", "list"]),
+        ({"rope_parameters": "linear"}, ["rope_parameters is 'linear'", "JSON object"]),
+        ({"rope_parameters": None, "rope_theta": "10k"}, ["rope_theta is '10k'", "float"]),
         ({"rope_parameters": {"rope_type": "yarn"}}, ["rope_parameters.rope_type='yarn'", "llama3"]),
         (
             {"rope_parameters": None, "rope_scaling": {"type": "dynamic"}},
@@ -232,6 +241,9 @@ def test_an_index_that_is_wrong_about_a_shard(llama):
 def test_an_index_without_a_map(llama):
     (llama / checkpoint.INDEX_FILE).write_text("{}")
     with refuses(checkpoint.INDEX_FILE, "weight_map is None"):
+        open_checkpoint(llama)
+    edit(llama / checkpoint.INDEX_FILE, {"weight_map": {"model.norm.weight": 1}})
+    with refuses(checkpoint.INDEX_FILE, "weight_map is {'model.norm.weight': 1}"):
         open_checkpoint(llama)
 
 

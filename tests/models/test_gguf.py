@@ -196,6 +196,12 @@ def test_missing_tensor(llama):
         open_gguf(path).tensor("model.layers.1.mlp.up_proj.weight")
 
 
+def test_rows_that_do_not_fit_the_heads(llama):
+    path = llama(tensors={"blk.0.attn_q.weight": np.ones((63, 48), np.float32)})
+    with refuses(str(path), "blk.0.attn_q.weight", "63 rows", "4 heads"):
+        open_gguf(path).tensor("model.layers.0.self_attn.q_proj.weight")
+
+
 def test_a_type_that_cannot_be_dequantized(llama):
     path = llama(tensors={"output_norm.weight": np.ones(48, np.int8)})
     with refuses(str(path), "output_norm.weight", "I8"):
