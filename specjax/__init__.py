@@ -11,6 +11,7 @@ from specjax.decoding import (
     decode,
     generate,
 )
+from specjax.models.load import LanguageModel, load
 from specjax.sampling import Sampling
 
 __all__ = [
@@ -19,9 +20,11 @@ __all__ = [
     "FinishReason",
     "GenerateResult",
     "InvariantError",
+    "LanguageModel",
     "Sampling",
     "Stop",
     "decode",
     "drafts",
     "generate",
+    "load",
 ]

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+import specjax
 from specjax.models import Transformer, checkpoint
 
 TOLERANCE = 2e-3
@@ -40,15 +41,33 @@ def test_smollm2_logits_at_every_prompt_position(reference, scored):
         assert np.all(np.sort(prompt)[:, -8] <= top.min(axis=-1) + TOLERANCE)
 
 
-def test_smollm2_greedy_tokens_up_to_the_first_near_tie(scored):
-    compared = 0
+def test_smollm2_scores_greedy_tokens_highest_up_to_the_first_near_tie(scored):
     for case, logits in scored:
-        near_ties = np.flatnonzero(np.array(case["greedy_margins"]) < NEAR_TIE)
-        end = near_ties[0] if near_ties.size else len(case["greedy_ids"])
-        first = len(case["input_ids"]) - 1
+        first, end = len(case["input_ids"]) - 1, decided(case)
         assert logits[first : first + end].argmax(axis=-1).tolist() == case["greedy_ids"][:end]
-        compared += end
-    assert compared > 100
+
+
+def test_smollm2_generates_the_greedy_tokens(reference, smollm2):
+    cases = reference["cases"]
+    lengths = np.array([len(case["input_ids"]) for case in cases], np.int32)
+    prompts = np.zeros((len(cases), lengths.max()), np.int32)
+    for row, case in zip(prompts, cases, strict=True):
+        row[: len(case["input_ids"])] = case["input_ids"]
+    config = specjax.DecodeConfig(max_new_tokens=64)
+    result = specjax.generate(smollm2.model, prompts, lengths, config=config)
+    for tokens, case in zip(np.asarray(result.tokens), cases, strict=True):
+        end = decided(case)
+        assert tokens[:end].tolist() == case["greedy_ids"][:end]
+
+
+def test_the_reference_has_something_to_compare(reference):
+    assert sum(map(decided, reference["cases"])) > 100
+
+
+def decided(case):
+    """How many greedy tokens precede the first whose lead over the runner-up is within numerical noise."""
+    near_ties = np.flatnonzero(np.array(case["greedy_margins"]) < NEAR_TIE)
+    return int(near_ties[0]) if near_ties.size else len(case["greedy_ids"])
 
 
 def test_smollm2_prompt_ids(reference, smollm2):
@@ -56,6 +75,7 @@ def test_smollm2_prompt_ids(reference, smollm2):
         assert smollm2.encode_chat(case["prompt"]) == case["input_ids"]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", ["tiny_llama3", "tiny_qwen2"])
 def test_tiny_checkpoint_logits(name, goldens, score):
     opened = checkpoint.open_checkpoint(goldens / name)
