@@ -1,11 +1,11 @@
 """The KV cache: its layout, the ragged write into it and the attention over it.
 
-The three belong together. Layout `[B, K, S, D]` lets a ragged write update the cache in place inside a loop (with
-`[B, S, K, D]` the TPU compiler copies all of it), and lets attention read whole blocks of slots as matrices. Nothing
-outside this file knows the layout.
+The three belong together. Layout `[B, K, S, D]` lets a ragged write update the cache in place inside a loop
+(with `[B, S, K, D]` the TPU compiler copies all of it), and lets attention read whole blocks of slots as
+matrices. Nothing outside this file knows the layout.
 
-A slot is an absolute position. The cache holds no lengths: slots above a query's position are garbage, and the mask
-`kv_position <= query_position` is all that keeps them out.
+A slot is an absolute position. The cache holds no lengths: slots above a query's position are garbage, and
+the mask `kv_position <= query_position` is all that keeps them out.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ def write(cache: jax.Array, fresh: jax.Array, positions: jax.Array) -> jax.Array
 def attend(queries: jax.Array, keys: jax.Array, values: jax.Array, positions: jax.Array) -> jax.Array:
     """Causal grouped-query attention of a few queries over the cache.
 
-    `softmax(q kᵀ / sqrt(D)) v` over the slots `s <= position`, as an online softmax (Milakov and Gimelshein, 2018)
-    over blocks of slots up to the longest row: cost follows the used length, and no score tensor spans the
-    capacity. A block in which a row has nothing to see changes no bit of that row, so its neighbours' lengths
-    cannot either.
+    `softmax(q kᵀ / sqrt(D)) v` over the slots `s <= position`, as an online softmax (Milakov and Gimelshein,
+    2018) over blocks of slots up to the longest row: cost follows the used length, and no score tensor spans
+    the capacity. A block in which a row has nothing to see changes no bit of that row, so its neighbours'
+    lengths cannot either.
 
     Args:
         queries: `[B, T, K, G, D]`; the `G` queries of a group share one key head.

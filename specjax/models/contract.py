@@ -14,17 +14,19 @@ Cache = Any
 class ScoringModel(Protocol):
     """A causal language model that can score several tokens at once and forget those that were not accepted.
 
-    Any Flax module may conform, by these four methods and `vocab_size`; nothing is inherited and nothing registered.
-    `specjax.testing.check_model` says whether one does. B rows, T tokens scored, d hidden width, V vocabulary.
+    Any Flax module may conform, by these four methods and `vocab_size`; nothing is inherited and nothing
+    registered. `specjax.testing.check_model` says whether one does. B rows, T tokens scored, d hidden width,
+    V vocabulary.
 
-    Scoring is a transaction. Calling the model scores T tokens of each row and returns what it would take to keep
-    them, `pending`; `commit` keeps the first `count[b]` of row `b`, and the rest never happened. Between the two
-    nothing else touches the cache. What `pending` holds is the model's own affair:
+    Scoring is a transaction. Calling the model scores T tokens of each row and returns what it would take to
+    keep them, `pending`; `commit` keeps the first `count[b]` of row `b`, and the rest never happened. Between
+    the two nothing else touches the cache. What `pending` holds is the model's own affair:
 
-    - attention: the cache with the new keys and values already written. Committing returns it as it is; slots beyond
-      the committed length are garbage behind the mask `kv_position <= query_position`, and are overwritten later;
-    - recurrence: the state after each of the T tokens, of which `commit` picks the one after `count[b]` (the state
-      before the call, if that is 0).
+    - attention: the cache with the new keys and values already written. Committing returns it as it is; slots
+      beyond the committed length are garbage behind the mask `kv_position <= query_position`, and are
+      overwritten later;
+    - recurrence: the state after each of the T tokens, of which `commit` picks the one after `count[b]` (the
+      state before the call, if that is 0).
 
     A row's results depend on that row alone: not on the other rows' tokens, positions or counts.
 
@@ -34,12 +36,12 @@ class ScoringModel(Protocol):
     Optional attributes, all static and hashable:
         eos_ids: `tuple[int, ...]`, ids that end a generation when the caller names no others.
         context_length: `int | None`, the longest sequence that the model was made for.
-        vocabulary: what the ids mean: equal for two models exactly if they map ids to the same strings; None when
-            unknown.
+        vocabulary: what the ids mean: equal for two models exactly if they map ids to the same strings; None
+            when unknown.
         config: anything that describes the model.
-        positional_cache: bool, the cache of a token is at its position and depends on nothing that comes later, so
-            that lowering a length is all that forgetting takes. As a draft, such a model need not feed accepted
-            tokens again.
+        positional_cache: bool, the cache of a token is at its position and depends on nothing that comes
+            later, so that lowering a length is all that forgetting takes. As a draft, such a model need not
+            feed accepted tokens again.
     """
 
     vocab_size: int
@@ -52,8 +54,8 @@ class ScoringModel(Protocol):
             capacity: tokens that each row must have room for, static. Room beyond it is allowed.
 
         Returns:
-            A pytree of arrays. Every later cache has the same structure, shapes and dtypes, since it is carried
-            through a loop.
+            A pytree of arrays. Every later cache has the same structure, shapes and dtypes, since it is
+            carried through a loop.
         """
 
     def __call__(
@@ -63,11 +65,12 @@ class ScoringModel(Protocol):
 
         Args:
             tokens: int32 `[B, T]`. Ids outside the vocabulary may occur in padding and must not yield NaN.
-            positions: int32 `[B, T]`, absolute and consecutive within a row: `positions[b, 0]` is the number of
-                tokens committed in row `b`, and differs from row to row. The caller keeps them below the capacity.
+            positions: int32 `[B, T]`, absolute and consecutive within a row: `positions[b, 0]` is the number
+                of tokens committed in row `b`, and differs from row to row. The caller keeps them below the
+                capacity.
             cache: valid for the tokens before `positions[b, 0]`. It may be consumed.
-            taps: static layer indices whose input states are wanted. An optional capability: a model without it
-                raises when `taps` is not empty.
+            taps: static layer indices whose input states are wanted. An optional capability: a model without
+                it raises when `taps` is not empty.
 
         Returns:
             hidden: `[B, T, d]`, what `logits` takes; entry `t` has seen tokens up to and including `t`.

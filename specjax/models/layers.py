@@ -13,7 +13,7 @@ from specjax.models.config import ModelConfig, RopeScaling
 
 
 def compute_dtype(dtype: jax.typing.DTypeLike) -> jnp.dtype:
-    """The dtype that norms, rotations and softmax of a `dtype` model run in: float32, or wider if `dtype` is."""
+    """The dtype that norms, rotations and softmax of a `dtype` model run in: float32 at least."""
     return jnp.promote_types(dtype, jnp.float32)
 
 
@@ -27,8 +27,8 @@ def linear(
     """`y = x Wᵀ + b`, the one matrix product through which every weight of the model is applied.
 
     On CPU a product with a single row takes another code path of XLA, several times slower in bfloat16 and
-    rounded differently in float32. A zero row is added there, so that it never happens: float32 rows then have
-    the same bits whether they are scored alone or with others.
+    rounded differently in float32. A zero row is added there, so that it never happens: float32 rows then
+    have the same bits whether they are scored alone or with others.
 
     Args:
         x: `[..., in]`.
@@ -84,9 +84,9 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
 def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None = None) -> np.ndarray:
     """Angular frequencies of rotary embedding, `theta^(-2i/D)`, stretched by `scaling` (host constants).
 
-    `linear` (Chen et al., 2023, position interpolation) divides all of them by `factor`. `llama3` looks at how
-    often a frequency turns within the original context, `turns = original_context_length * f / 2π`: it is kept
-    from `high_freq_factor` turns on, divided by `factor` below `low_freq_factor` turns, and interpolated
+    `linear` (Chen et al., 2023, position interpolation) divides all of them by `factor`. `llama3` looks at
+    how often a frequency turns within the original context, `turns = original_context_length * f / 2π`: it is
+    kept from `high_freq_factor` turns on, divided by `factor` below `low_freq_factor` turns, and interpolated
     linearly in `turns` between the two. `divisors` divides each by its own number.
 
     Returns:

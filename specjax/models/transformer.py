@@ -20,12 +20,14 @@ TensorSource = Callable[[str, tuple[int, ...]], jax.Array]
 
 
 class DecoderLayer(nnx.Module):
-    """Pre-norm attention and gated MLP: `x += Attn(norm(x)); x += W_down(silu(W_gate n) * W_up n), n = norm(x)`.
+    """Pre-norm attention and gated MLP.
+
+    `x ← x + Attention(norm(x))`, then `x ← x + W_down (silu(W_gate n) * W_up n)` with `n = norm(x)`.
 
     Projections of the same input are one weight: on CPU, where small matrix products do not reach the memory
     bandwidth, fewer and larger ones do better. Queries, keys and values are interleaved by key head,
-    `[K, G + 2, D]` along the output axis (the group's queries, its key, its value), so that a split over key heads
-    splits the fused weight in one cut.
+    `[K, G + 2, D]` along the output axis (the group's queries, its key, its value), so that a split over key
+    heads splits the fused weight in one cut.
     """
 
     def __init__(self, config: ModelConfig, source: TensorSource, prefix: str):
@@ -99,8 +101,8 @@ class Transformer(nnx.Module):
         vocab_size: width of the logits.
         eos_ids: ids that end a generation by default.
         context_length: the longest sequence that the model was made for.
-        vocabulary: what the ids mean, anything hashable that compares equal for equal vocabularies; set by whoever
-            loads a tokenizer beside the model, None when unknown.
+        vocabulary: what the ids mean, anything hashable that compares equal for equal vocabularies; set by
+            whoever loads a tokenizer beside the model, None when unknown.
     """
 
     positional_cache = True
@@ -119,9 +121,9 @@ class Transformer(nnx.Module):
         """A model with the weights of a checkpoint.
 
         Args:
-            lookup: gives the tensor of a Hugging Face name, such as `model.layers.3.self_attn.q_proj.weight`. It is
-                called once for each tensor and its result is not kept: a lazy one keeps the peak at one model and one
-                layer's tensors.
+            lookup: gives the tensor of a Hugging Face name, such as `model.layers.3.self_attn.q_proj.weight`.
+                It is called once for each tensor and its result is not kept: a lazy one keeps the peak at one
+                model and one layer's tensors.
             dtype: dtype of the model, to which every tensor is cast.
 
         Raises:
@@ -139,8 +141,8 @@ class Transformer(nnx.Module):
         self.vocabulary: Hashable = None
         embedding_shape = (config.vocab_size, config.hidden_size)
         self.embedding = nnx.Param(source("model.embed_tokens.weight", embedding_shape))
-        # Unrolled, not scanned: a scan slices its stacked weights, which on CPU copies all of them every step (three
-        # times slower), and a copy of the cache is never far on TPU.
+        # Unrolled, not scanned: a scan slices its stacked weights, which on CPU copies all of them every step
+        # (three times slower), and a copy of the cache is never far on TPU.
         self.layers = nnx.List(
             [DecoderLayer(config, source, f"model.layers.{index}") for index in range(config.num_layers)]
         )
@@ -173,7 +175,8 @@ class Transformer(nnx.Module):
             taps: layers whose input states are returned too.
 
         Returns:
-            The final-normed states `[B, T, d]`; the tapped states, `[B, T, d]` each; the cache with the block in it.
+            The final-normed states `[B, T, d]`; the tapped states, `[B, T, d]` each; the cache with the block
+            in it.
         """
         batch, time = tokens.shape
         chex.assert_equal_shape([tokens, positions])
@@ -196,12 +199,12 @@ class Transformer(nnx.Module):
         return hidden, tuple(inputs[tap] for tap in taps), KVCache(keys=tuple(keys), values=tuple(values))
 
     def commit(self, cache: KVCache, pending: KVCache, lengths: jax.Array, count: jax.Array) -> KVCache:
-        """Keeps the first `count[b]` scored tokens of row `b`: they are written, the lengths hide the rest."""
+        """Keeps what was written; the lengths hide the tokens that were not accepted."""
         del cache, lengths, count
         return pending
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """Next-token logits `[..., V]`, float32 (or wider) whatever the model's dtype: bfloat16 would make ties."""
+        """Next-token logits `[..., V]`, float32 at least: bfloat16 would make ties."""
         return linear(hidden, self.head[...], out_dtype=compute_dtype(hidden.dtype))
 
 

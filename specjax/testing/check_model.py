@@ -40,9 +40,10 @@ class ModelContractError(ValueError):
 def check_model(model: ScoringModel, *, batch: int = 2, length: int = 24, atol: float | None = None) -> None:
     """Checks that scoring is a transaction: equal results however a text is cut into blocks.
 
-    The same random texts are scored in one pass, token by token, and in blocks of which every row keeps its own
-    number of tokens (none and all among them) while the rest, which is junk, must leave no trace. The logits
-    must agree each time. They must not depend on later tokens, on other rows or on spare capacity either.
+    The same random texts are scored in one pass, token by token, and in blocks of which every row keeps its
+    own number of tokens (none and all among them) while the rest, which is junk, must leave no trace. The
+    logits must agree each time. They must not depend on later tokens, on other rows or on spare capacity
+    either.
 
     Compiles the model four times. Run it in float32 when possible: half precision hides small faults.
 
@@ -50,8 +51,8 @@ def check_model(model: ScoringModel, *, batch: int = 2, length: int = 24, atol: 
         model: an nnx module, or an nnx adapter of any other.
         batch: number of rows, at least 2.
         length: tokens in each text.
-        atol: by how much logits may differ: two shapes of one matrix product round differently. By default 1e-4
-            of the largest logit if the model's hidden states are float32 or wider, else 0.1 of it.
+        atol: by how much logits may differ: two shapes of one matrix product round differently. By default
+            1e-4 of the largest logit if the model's hidden states are float32 or wider, else 0.1 of it.
 
     Raises:
         ModelContractError: names the method, what was expected and what was seen.
