@@ -108,27 +108,42 @@ def to_rows(sampling: Sampling, batch: int, *, eos_ids: jax.Array, max_bias: int
     Raises:
         ValueError: a field has another length than the batch, or there are more biases than slots.
     """
-    fields: dict[str, Any] = {name: per_row(name, getattr(sampling, name), batch, jnp.float32) for name in _FLOATS}
+    fields: dict[str, Any] = {
+        name: per_row(name, getattr(sampling, name), batch, jnp.float32) for name in _FLOATS
+    }
     fields |= {name: per_row(name, getattr(sampling, name), batch, jnp.int32) for name in _INTEGERS}
     ids, values = _bias_slots(sampling, batch, max_bias)
     return RowSampling(**fields, bias_ids=ids, bias_values=values, eos_ids=eos_ids)
 
 
 def per_row(name: str, value: ArrayLike, batch: int, dtype: Any) -> jax.Array:
-    """One value or an array of `batch` values as `dtype[batch]`."""
+    """One value or an array of `batch` values as `dtype[batch]`.
+
+    Raises:
+        TypeError: integers are meant and the value is none.
+        ValueError: another length than the batch.
+    """
     array = jnp.asarray(value)
+    if jnp.issubdtype(dtype, jnp.integer) and not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TypeError(f"{name} has dtype {array.dtype}; expected integers")
     if array.ndim > 1 or (array.ndim == 1 and array.shape[0] != batch):
-        raise ValueError(f"{name} has shape {array.shape}; expected one value or one for each of {batch} rows")
+        raise ValueError(
+            f"{name} has shape {array.shape}; expected one value or one for each of {batch} rows"
+        )
     return jnp.broadcast_to(array.astype(dtype), (batch,))
 
 
 def row_seeds(seed: ArrayLike, batch: int) -> jax.Array:
-    """uint32[B]; a single seed means `seed + row`, so that equal prompts in a batch differ."""
-    if isinstance(seed, int):
+    """uint32[B], modulo 2**32; a single seed means `seed + row`, so that equal prompts in a batch differ."""
+    if isinstance(seed, int) and not isinstance(seed, bool):
         seed = np.uint32(seed % 2**32)
-    seeds = jnp.asarray(seed)
+    # JAX would refuse numbers beyond 32 bits, which NumPy wraps.
+    traced = any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(seed))
+    seeds = jnp.asarray(seed) if traced else np.asarray(seed)
+    if not jnp.issubdtype(seeds.dtype, jnp.integer):
+        raise TypeError(f"seed has dtype {seeds.dtype}; expected integers")
     rows = jnp.arange(batch, dtype=jnp.uint32) if seeds.ndim == 0 else jnp.uint32(0)
-    return per_row("seed", seeds.astype(jnp.uint32) + rows, batch, jnp.uint32)
+    return per_row("seed", jnp.asarray(seeds.astype(np.uint32)) + rows, batch, jnp.uint32)
 
 
 def nested(value: Any) -> bool:
@@ -144,7 +159,9 @@ def _bias_slots(sampling: Sampling, batch: int, slots: int) -> tuple[jax.Array, 
     row_bans = list(bans) if nested(bans) else [bans]
     for name, rows in (("logit_bias", row_biases), ("banned_tokens", row_bans)):
         if len(rows) not in (1, batch):
-            raise ValueError(f"{name} has {len(rows)} rows; expected one for all or one for each of {batch} rows")
+            raise ValueError(
+                f"{name} has {len(rows)} rows; expected one for all or one for each of {batch} rows"
+            )
 
     rows = max(len(row_biases), len(row_bans))
     ids, values = [], []
@@ -165,5 +182,7 @@ def _bias_slots(sampling: Sampling, batch: int, slots: int) -> tuple[jax.Array, 
 def _slots(values: list[Any], shape: tuple[int, int], batch: int, dtype: Any) -> jax.Array:
     """The flat list as an array of `shape` (its values may be traced), one row repeated for the batch."""
     traced = any(isinstance(value, jax.core.Tracer) for value in values)
-    array = jnp.stack([jnp.asarray(value, dtype) for value in values]) if traced else jnp.asarray(values, dtype)
+    array = (
+        jnp.stack([jnp.asarray(value, dtype) for value in values]) if traced else jnp.asarray(values, dtype)
+    )
     return jnp.broadcast_to(array.reshape(shape), (batch, shape[1]))

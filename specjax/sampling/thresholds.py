@@ -26,7 +26,9 @@ def top_k_threshold(logits: jax.Array, k: jax.Array) -> jax.Array:
     """
     keys = _ordered_keys(logits)
     k = jnp.clip(k, 1, logits.shape[-1])
-    return _from_key(_largest_key(lambda key: jnp.sum(keys >= key[..., None], -1, dtype=jnp.int32) >= k, k.shape))
+    return _from_key(
+        _largest_key(lambda key: jnp.sum(keys >= key[..., None], -1, dtype=jnp.int32) >= k, k.shape)
+    )
 
 
 def top_p_threshold(logits: jax.Array, p: jax.Array) -> jax.Array:
@@ -44,6 +46,7 @@ def top_p_threshold(logits: jax.Array, p: jax.Array) -> jax.Array:
     """
     keys = _ordered_keys(logits)
     probabilities = jax.nn.softmax(logits, axis=-1)
+    p = jnp.maximum(p, jnp.finfo(jnp.float32).tiny)  # XLA may flush less to 0, which an empty nucleus reaches
 
     def reaches_p(key: jax.Array) -> jax.Array:
         return jnp.sum(jnp.where(keys >= key[..., None], probabilities, 0.0), -1) >= p
@@ -79,7 +82,7 @@ def _from_key(key: jax.Array) -> jax.Array:
 
 
 def _largest_key(holds: Callable[[jax.Array], jax.Array], shape: tuple[int, ...]) -> jax.Array:
-    """The largest uint32 key for which the decreasing predicate `holds`, or 0: one bit a step, high to low."""
+    """The largest uint32 key for which the decreasing predicate `holds`, or 0; one bit a step, high first."""
 
     def set_bit(step: jax.Array, key: jax.Array) -> jax.Array:
         candidate = key | (jnp.uint32(1) << (31 - step).astype(jnp.uint32))
