@@ -1,0 +1,208 @@
+"""The command line: parse, call, print."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+try:
+    import rich  # noqa: F401
+    import tyro
+except ModuleNotFoundError as error:
+    raise SystemExit(
+        f"the command line needs the package {error.name!r}; install: pip install 'specjax[cli,models]'"
+    ) from error
+
+from specjax.decoding import DecodeConfig, Stop
+from specjax.decoding.arguments import make_request
+from specjax.sampling import Sampling
+from specjax.text.output import JsonOutput, TextOutput, stderr_console
+from specjax.text.prompts import BadLine, Prompt, read_jsonl
+from specjax.text.session import Session, Settings
+
+_OK, _FAILED, _UNUSABLE, _INTERRUPTED, _BROKEN_PIPE = 0, 1, 2, 130, 141
+_ANY_VOCABULARY = 2**31 - 1  # flags are checked before a model is there
+_SAMPLING = (
+    *("temperature", "top_k", "top_p", "min_p", "min_new_tokens", "seed"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
+
+
+class UsageError(Exception):
+    """The command cannot be carried out as it was given."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Generate:
+    """Generate text with speculative decoding.
+
+    The prompt is an argument, a file, a JSONL file with one prompt a line, or standard input. Text goes to
+    standard output as it is generated, the report to standard error.
+
+    The exit code is 1 if a line or a comparison failed, 2 if the command makes no sense, 130 after Ctrl-C.
+    """
+
+    prompt: Annotated[str, tyro.conf.Positional] = ""
+    """The prompt."""
+    file: pathlib.Path | None = None
+    """Take the contents of this file as the prompt."""
+    jsonl: pathlib.Path | None = None
+    """Take one prompt from each line: {"prompt": text}, {"messages": [...]} or {"turns": [text, ...]}, the
+    first of them; "id" is optional."""
+
+    model: str = "smollm2-135m-instruct"
+    """A checkpoint directory, a .gguf file, a hub id, or the default model, which is downloaded once."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the weights; auto takes the faster one."""
+    draft: str = "ngram"
+    """What guesses tokens: ngram (from the text so far), none, or a model with the same tokenizer."""
+    on_draft_failure: Literal["plain", "fail"] = "plain"
+    """If the draft cannot be used: warn and decode without, or refuse."""
+    gamma: int = 6
+    """Draft tokens in each round."""
+
+    max_new_tokens: int = 128
+    """Tokens to generate at most."""
+    min_new_tokens: int = 0
+    """Tokens before the text may end."""
+    temperature: float = 0.0
+    """0 takes the likeliest token; 1 samples from the model's own distribution."""
+    top_k: int = 0
+    """Sample from the k likeliest tokens; 0 from all."""
+    top_p: float = 1.0
+    """Sample from the likeliest tokens that together have this probability."""
+    min_p: float = 0.0
+    """Sample from tokens at least this fraction as likely as the likeliest."""
+    repetition_penalty: float = 1.0
+    """Above 1: tokens that occurred in prompt or text become less likely."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logits of tokens that occurred in the text."""
+    frequency_penalty: float = 0.0
+    """Subtracted once for each time that a token occurred in the text."""
+    seed: int = 0
+    """Equal seeds give equal samples."""
+    stop: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Text that ends the generation and is not shown."""
+    system: str | None = None
+    """Instructions that precede the conversation."""
+    raw: bool = False
+    """Continue the prompt as it is, without the chat template."""
+
+    logprobs: bool = False
+    """Also report the log-probability of each token."""
+    compare: bool = False
+    """Also decode plainly: are the tokens identical, and how much faster is speculative decoding?"""
+    repeats: int = 3
+    """How often each way of decoding is measured for --compare."""
+    json: bool = False
+    """Print one JSON object for each prompt and one for the report, instead of text."""
+
+    def settings(self) -> Settings:
+        """The checked settings.
+
+        Raises:
+            ValueError: a value makes no sense.
+        """
+        if "" in self.stop:
+            raise ValueError("--stop is empty; expected at least one character")
+        if self.repeats < 1:
+            raise ValueError(f"--repeats is {self.repeats}; expected at least 1")
+        if self.compare and self.draft == "none":
+            raise ValueError("--compare needs a draft; --draft is none")
+        if self.raw and self.system is not None:
+            raise ValueError("--system needs the chat template, which --raw turns off")
+        config = DecodeConfig(max_new_tokens=self.max_new_tokens, gamma=self.gamma, logprobs=self.logprobs)
+        sampling = Sampling(**{name: getattr(self, name) for name in _SAMPLING})
+        make_request(1, config, _ANY_VOCABULARY, sampling, None, Stop(), ())
+        return Settings(
+            model=self.model,
+            dtype=self.dtype,
+            draft=self.draft,
+            config=config,
+            sampling=sampling,
+            stop_texts=self.stop,
+            system=self.system,
+            raw=self.raw,
+            plain_on_draft_failure=self.on_draft_failure == "plain",
+            repeats=self.repeats if self.compare else 0,
+        )
+
+    def prompts(self) -> tuple[list[Prompt], list[BadLine]]:
+        """The prompts, from wherever they were given, and lines that hold none.
+
+        Raises:
+            ValueError: no prompt, or more than one source.
+            OSError: a file cannot be read.
+        """
+        given = [name for name in ("prompt", "file", "jsonl") if getattr(self, name)]
+        if len(given) > 1:
+            raise ValueError(f"prompts from {' and '.join(given)}; expected one of them")
+        if self.jsonl:
+            return read_jsonl(self.jsonl)
+        if self.file:
+            text = self.file.read_text(encoding="utf-8")
+        elif self.prompt or sys.stdin.isatty():
+            text = self.prompt
+        else:
+            text = sys.stdin.read()
+        if not text.strip():
+            raise ValueError(
+                "no prompt; give it as an argument, with --file or --jsonl, or on standard input"
+            )
+        return [Prompt(content=text)], []
+
+    def run(self) -> int:
+        """Carries the command out and returns the exit code.
+
+        Raises:
+            UsageError: it cannot be carried out.
+        """
+        console = stderr_console()
+        try:
+            settings = self.settings()
+            prompts, bad_lines = self.prompts()
+            session = Session(settings, console)
+            encoded, unsuitable = session.encode(prompts)
+        except (ValueError, OSError, RuntimeError, ImportError) as error:
+            raise UsageError(str(error)) from error
+        output = JsonOutput() if self.json else TextOutput(console, headings=self.jsonl is not None)
+        bad_lines = sorted([*bad_lines, *unsuitable], key=lambda line: line.line)
+        for line in bad_lines:
+            output.bad_line(line)
+        report = session.run(encoded, output)
+        report.bad_lines = bad_lines
+        output.report(report)
+        if any(generation.cancelled for generation in report.generations):
+            return _INTERRUPTED
+        return _OK if report.ok else _FAILED
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command and returns its exit code.
+
+    Args:
+        argv: arguments without the program's name; None: those of the process.
+    """
+    command: Generate = tyro.extras.subcommand_cli_from_dict(
+        {"generate": Generate},
+        prog="specjax",
+        description="Exact speculative decoding for JAX.",
+        args=argv,
+        config=(tyro.conf.FlagCreatePairsOff,),
+    )
+    try:
+        return command.run()
+    except UsageError as error:
+        print(f"specjax: error: {error}", file=sys.stderr)
+        return _UNUSABLE
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the text has seen enough. Python would flush stdout once more at exit, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE

@@ -1,0 +1,1 @@
+"""Text in, text out: prompts, streaming, timing and reports, all of it on the host."""

@@ -1,0 +1,109 @@
+"""Where a run writes: text or JSON on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Generator
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from specjax.text.generation import Generation
+from specjax.text.prompts import BadLine, Prompt
+from specjax.text.report import Entry, Report, describe
+
+_REPORT_WIDTH = 120  # of a report that goes to a file
+
+
+def stderr_console() -> Console:
+    """A console on stderr that colours nothing and breaks no table in a file."""
+    console = Console(stderr=True, highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = _REPORT_WIDTH
+    return console
+
+
+@contextlib.contextmanager
+def status(console: Console, message: str) -> Generator[None, None, None]:
+    """Says what takes long: for as long as it takes on a terminal, as a line in a file."""
+    if not console.is_terminal:
+        console.print(message)
+    with console.status(message):
+        yield
+
+
+class TextOutput:
+    """Streams text to stdout, with headings where there are several prompts, and a table at the end."""
+
+    def __init__(self, console: Console, *, headings: bool) -> None:
+        self._console = console
+        self._headings = headings
+
+    def begin(self, prompt: Prompt) -> None:
+        if self._headings:
+            self._console.rule(prompt.name, align="left")
+
+    def show(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def end(self, entry: Entry) -> None:
+        generation = entry.generation
+        if generation.violations:
+            self._console.print(f"error: {generation.violations}")
+        if generation.logprobs is not None:
+            self._console.print(_logprob_table(generation))
+        if entry.comparison is not None:
+            self._console.print(describe(entry.comparison))
+
+    def finish_text(self, generation: Generation) -> None:
+        """Ends the last line of a text."""
+        if not generation.text.endswith("\n"):
+            self.show("\n")
+
+    def bad_line(self, line: BadLine) -> None:
+        self._console.print(f"line {line.line}: {line.reason}")
+
+    def report(self, report: Report) -> None:
+        self._console.print(report.table())
+        for note in report.notes():
+            self._console.print(note)
+
+
+class JsonOutput:
+    """Writes one object a prompt, one for each bad line, and `{"report": ...}` at the end."""
+
+    def begin(self, prompt: Prompt) -> None:
+        pass
+
+    def show(self, text: str) -> None:
+        pass
+
+    def finish_text(self, generation: Generation) -> None:
+        pass
+
+    def end(self, entry: Entry) -> None:
+        _write_json(entry.to_json())
+
+    def bad_line(self, line: BadLine) -> None:
+        _write_json({"line": line.line, "error": line.reason})
+
+    def report(self, report: Report) -> None:
+        _write_json({"report": report.to_json()})
+
+
+def _logprob_table(generation: Generation) -> Table:
+    """The log-probability of each token, as drawn and under the model's own logits."""
+    table = Table("token id", "logprob", "raw logprob", box=None)
+    columns = (generation.token_ids, generation.logprobs or [], generation.raw_logprobs or [])
+    for token, logprob, raw in zip(*columns, strict=True):
+        table.add_row(f"{token}", f"{logprob:.4f}", f"{raw:.4f}")
+    return table
+
+
+def _write_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,173 @@
+"""A run of `specjax generate`: load, compile, decode one prompt after another, report."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from specjax.decoding import DecodeConfig, Decoder, Stop
+from specjax.drafts import Draft, Model, Ngram, NoDraft
+from specjax.models.load import LanguageModel, load
+from specjax.sampling import Sampling
+from specjax.text.comparison import compare
+from specjax.text.generation import Runner, padded_width
+from specjax.text.output import JsonOutput, TextOutput, status
+from specjax.text.prompts import BadLine, Prompt, encode
+from specjax.text.report import Entry, Report
+
+
+class DraftError(RuntimeError):
+    """The draft that was asked for cannot be used with this model."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What all prompts of a run share.
+
+    Attributes:
+        draft: `"ngram"`, `"none"`, or what `specjax.load` takes.
+        plain_on_draft_failure: decode plainly where the draft cannot be used, instead of refusing to.
+        repeats: how often each way of decoding is measured for a comparison; 0 compares nothing.
+    """
+
+    model: str
+    dtype: str
+    draft: str
+    config: DecodeConfig
+    sampling: Sampling
+    stop_texts: tuple[str, ...] = ()
+    system: str | None = None
+    raw: bool = False
+    plain_on_draft_failure: bool = True
+    repeats: int = 0
+
+
+class Session:
+    """The loaded models of a run.
+
+    Raises:
+        ValueError, RuntimeError, ImportError: the model cannot be loaded.
+        DraftError: the draft cannot be used, and plain decoding is not wanted instead.
+    """
+
+    def __init__(self, settings: Settings, console: Console) -> None:
+        self._settings = settings
+        self._console = console
+        with status(console, f"loading {settings.model} ..."):
+            self._lm = load(settings.model, dtype=settings.dtype)
+        self._stop_ids = _stop_ids(self._lm, settings.stop_texts)
+        self._config = _with_stop_slots(settings.config, self._stop_ids)
+        self._draft, self._draft_failure = self._load_draft()
+
+    def encode(self, prompts: Sequence[Prompt]) -> tuple[list[tuple[Prompt, list[int]]], list[BadLine]]:
+        """The token ids of the prompts, and the lines of those that do not suit the model.
+
+        Raises:
+            ValueError: a prompt that is no line of a file does not suit the model.
+        """
+        settings, limit = self._settings, self._lm.model.context_length
+        longest = None if limit is None else limit - settings.config.max_new_tokens
+        encoded, bad_lines = [], []
+        for prompt in prompts:
+            try:
+                ids = encode(self._lm, prompt, raw=settings.raw, system=settings.system, longest=longest)
+            except ValueError as error:
+                if prompt.line is None:
+                    raise
+                bad_lines.append(BadLine(prompt.line, str(error)))
+            else:
+                encoded.append((prompt, ids))
+        return encoded, bad_lines
+
+    def run(self, encoded: Sequence[tuple[Prompt, list[int]]], output: TextOutput | JsonOutput) -> Report:
+        """Decodes all prompts; Ctrl-C ends the run early, with a report on what was done."""
+        report = self._report()
+        if not encoded:
+            return report
+        runners = self._runners(padded_width(len(ids) for _, ids in encoded))
+        report.compile_seconds = self._warm_up(runners)
+        for prompt, ids in encoded:
+            entry = self._decode(prompt, ids, runners, output)
+            report.entries.append(entry)
+            if entry.generation.cancelled:
+                break
+        return report
+
+    def _decode(
+        self, prompt: Prompt, ids: list[int], runners: list[Runner], output: TextOutput | JsonOutput
+    ) -> Entry:
+        output.begin(prompt)
+        generation = runners[0].generate(ids, output.show)
+        output.finish_text(generation)
+        entry = Entry(prompt=prompt, generation=generation)
+        if len(runners) > 1 and not (generation.cancelled or generation.failed):
+            with status(self._console, "comparing with plain decoding ..."):
+                comparison = compare(runners, ids, self._settings.repeats)
+            entry = dataclasses.replace(entry, comparison=comparison)
+        output.end(entry)
+        return entry
+
+    def _load_draft(self) -> tuple[Draft, str | None]:
+        """The draft and None, or no draft and what was wrong with the one that was asked for."""
+        settings = self._settings
+        simple: dict[str, Draft] = {"ngram": Ngram(), "none": NoDraft()}
+        if settings.draft in simple:
+            return simple[settings.draft], None
+        try:
+            with status(self._console, f"loading the draft {settings.draft} ..."):
+                draft = Model(load(settings.draft, dtype=settings.dtype).model)
+            Decoder(self._lm.model, draft, self._config)  # compares the vocabularies
+        except (ValueError, RuntimeError, ImportError, OSError) as error:
+            if not settings.plain_on_draft_failure:
+                raise DraftError(f"cannot use the draft {settings.draft}: {error}") from error
+            self._console.print(f"warning: decoding plainly; cannot use the draft {settings.draft}: {error}")
+            return NoDraft(), str(error)
+        return draft, None
+
+    def _runners(self, prompt_width: int) -> list[Runner]:
+        """The way that was asked for, and for a comparison the plain ones; see `compare`."""
+        drafts = [self._draft]
+        if self._settings.repeats and not isinstance(self._draft, NoDraft):
+            drafts += [NoDraft(width=self._config.gamma), NoDraft()]
+        return [
+            Runner(
+                decoder=Decoder(self._lm.model, draft, self._config),
+                decode=self._lm.decode,
+                prompt_width=prompt_width,
+                sampling=self._settings.sampling,
+                stop=Stop(sequences=self._stop_ids),
+                stop_texts=self._settings.stop_texts,
+            )
+            for draft in drafts
+        ]
+
+    def _warm_up(self, runners: list[Runner]) -> float:
+        seconds = 0.0
+        for number, runner in enumerate(runners, start=1):
+            message = f"compiling, prompts of {runner.prompt_width} tokens ({number} of {len(runners)}) ..."
+            with status(self._console, message):
+                seconds += runner.warm_up()
+        return seconds
+
+    def _report(self) -> Report:
+        settings = self._settings
+        plain = isinstance(self._draft, NoDraft)
+        return Report(
+            model=settings.model,
+            dtype=str(self._lm.model.embedding.dtype),
+            draft="none" if plain else settings.draft,
+            gamma=0 if plain else self._config.gamma,
+            draft_failure=self._draft_failure,
+        )
+
+
+def _stop_ids(lm: LanguageModel, texts: Sequence[str]) -> list[list[int]]:
+    return [list(lm.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
+
+
+def _with_stop_slots(config: DecodeConfig, sequences: Sequence[Sequence[int]]) -> DecodeConfig:
+    """The configuration with room for some stop sequences."""
+    longest = max(map(len, sequences), default=1)
+    return dataclasses.replace(config, max_stop=len(sequences), max_stop_len=longest)
