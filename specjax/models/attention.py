@@ -69,7 +69,8 @@ def write(cache: jax.Array, fresh: jax.Array, positions: jax.Array) -> jax.Array
     chex.assert_shape(positions, (batch, time))
 
     def write_row(row: jax.Array, update: jax.Array, offset: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_slice(row, update, (0, offset, 0))
+        zero = jnp.zeros_like(offset)
+        return jax.lax.dynamic_update_slice(row, update, (zero, offset, zero))
 
     return jax.vmap(write_row)(cache, fresh.swapaxes(1, 2).astype(cache.dtype), positions[:, 0])
 
@@ -111,16 +112,14 @@ def attend(queries: jax.Array, keys: jax.Array, values: jax.Array, positions: ja
         highest, total, weighted = carry
         block_keys = jax.lax.dynamic_slice_in_dim(keys, start, block, axis=2)
         block_values = jax.lax.dynamic_slice_in_dim(values, start, block, axis=2)
-        scores = jnp.einsum("bkrd,bksd->bkrs", rows, block_keys, preferred_element_type=wide) * width**-0.5
+        scores = _einsum("bkrd,bksd->bkrs", rows, block_keys, wide) * width**-0.5
         seen = start + jnp.arange(block) <= row_positions
         scores = jnp.where(seen, scores, -jnp.inf)
         new_highest = jnp.maximum(highest, scores.max(axis=-1, keepdims=True))
         weights = jnp.exp(scores - new_highest)
         rescale = jnp.exp(highest - new_highest)
         total = total * rescale + weights.sum(axis=-1, keepdims=True)
-        block_sum = jnp.einsum(
-            "bkrs,bksd->bkrd", weights.astype(values.dtype), block_values, preferred_element_type=wide
-        )
+        block_sum = _einsum("bkrs,bksd->bkrd", weights, block_values, wide)
         return new_highest, total, weighted * rescale + block_sum
 
     # Every query sees slot 0, so the maximum is finite from the first block on.
@@ -137,3 +136,17 @@ def attend(queries: jax.Array, keys: jax.Array, values: jax.Array, positions: ja
     _, total, weighted = carry
     out = (weighted / total).astype(queries.dtype)
     return out.reshape(batch, heads, time, group, width).transpose(0, 2, 1, 3, 4)
+
+
+def _einsum(equation: str, left: jax.Array, cached: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """A product with a block of the cache, accumulated and returned in `dtype`.
+
+    Accelerators multiply in the dtype of the cache. CPUs have no fast batched product of bfloat16: there the
+    block is widened first, which is a quarter faster when several tokens are scored.
+    """
+    return jax.lax.platform_dependent(
+        left,
+        cached,
+        cpu=lambda a, b: jnp.einsum(equation, a.astype(dtype), b.astype(dtype)),
+        default=lambda a, b: jnp.einsum(equation, a.astype(b.dtype), b, preferred_element_type=dtype),
+    )

@@ -93,7 +93,7 @@ def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None = 
         float64 `[D // 2]`.
 
     Raises:
-        ValueError: `scaling.kind` is unknown, or the divisors are not one a frequency.
+        ValueError: the number of divisors is not that of the frequencies.
     """
     freqs = theta ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     if scaling is None:
@@ -105,13 +105,9 @@ def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None = 
         low, high = scaling.low_freq_factor, scaling.high_freq_factor
         kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
         return kept * freqs + (1.0 - kept) * freqs / scaling.factor
-    if scaling.kind == "divisors":
-        if len(scaling.divisors) != len(freqs):
-            raise ValueError(
-                f"RopeScaling.divisors has {len(scaling.divisors)} numbers; expected {len(freqs)}"
-            )
-        return freqs / np.asarray(scaling.divisors)
-    raise ValueError(f"RopeScaling.kind is {scaling.kind!r}; expected 'linear', 'llama3' or 'divisors'")
+    if len(scaling.divisors) != len(freqs):
+        raise ValueError(f"RopeScaling.divisors has {len(scaling.divisors)} numbers; expected {len(freqs)}")
+    return freqs / np.asarray(scaling.divisors)
 
 
 def rope_tables(

@@ -107,9 +107,40 @@ class Transformer(nnx.Module):
 
     positional_cache = True
 
-    def __init__(self, config: ModelConfig, *, dtype: jax.typing.DTypeLike = jnp.float32, rngs: nnx.Rngs):
-        """A model with random weights: linear maps and embedding ~ N(0, 1 / fan_in), norms 1, biases 0."""
-        self._build(config, _random_source(rngs, dtype))
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        dtype: jax.typing.DTypeLike = jnp.float32,
+        rngs: nnx.Rngs | None = None,
+        source: TensorSource | None = None,
+    ):
+        """A model with random weights, or with those of `source` (see `from_weights` for checkpoints).
+
+        Args:
+            dtype: dtype of the random weights: maps and embedding ~ N(0, 1 / fan_in), norms 1, biases 0.
+            rngs: where they are drawn from.
+            source: gives the tensors instead.
+        """
+        if (rngs is None) == (source is None):
+            raise TypeError("Transformer takes either rngs or source")
+        source = source or _random_source(rngs, dtype)
+        self.config = config
+        self.vocab_size = config.vocab_size
+        self.eos_ids = config.eos_ids
+        self.context_length = config.context_length
+        self.vocabulary: Hashable = None
+        embedding_shape = (config.vocab_size, config.hidden_size)
+        self.embedding = nnx.Param(source("model.embed_tokens.weight", embedding_shape))
+        # Unrolled, not scanned: a scan slices its stacked weights, which on CPU copies all of them every step
+        # (three times slower), and a copy of the cache is never far on TPU.
+        self.layers = nnx.List(
+            [DecoderLayer(config, source, f"model.layers.{index}") for index in range(config.num_layers)]
+        )
+        self.final_norm = nnx.Param(source("model.norm.weight", (config.hidden_size,)))
+        self.head = (
+            self.embedding if config.tie_embeddings else nnx.Param(source("lm_head.weight", embedding_shape))
+        )
 
     @classmethod
     def from_weights(
@@ -129,27 +160,7 @@ class Transformer(nnx.Module):
         Raises:
             ValueError: a tensor's shape disagrees with the config.
         """
-        model = cls.__new__(cls)
-        model._build(config, _checked_source(lookup, dtype))
-        return model
-
-    def _build(self, config: ModelConfig, source: TensorSource) -> None:
-        self.config = config
-        self.vocab_size = config.vocab_size
-        self.eos_ids = config.eos_ids
-        self.context_length = config.context_length
-        self.vocabulary: Hashable = None
-        embedding_shape = (config.vocab_size, config.hidden_size)
-        self.embedding = nnx.Param(source("model.embed_tokens.weight", embedding_shape))
-        # Unrolled, not scanned: a scan slices its stacked weights, which on CPU copies all of them every step
-        # (three times slower), and a copy of the cache is never far on TPU.
-        self.layers = nnx.List(
-            [DecoderLayer(config, source, f"model.layers.{index}") for index in range(config.num_layers)]
-        )
-        self.final_norm = nnx.Param(source("model.norm.weight", (config.hidden_size,)))
-        self.head = (
-            self.embedding if config.tie_embeddings else nnx.Param(source("lm_head.weight", embedding_shape))
-        )
+        return cls(config, source=_checked_source(lookup, dtype))
 
     def init_cache(self, batch: int, capacity: int) -> KVCache:
         """An empty cache for `batch` rows of at least `capacity` tokens, in the dtype of the model."""
