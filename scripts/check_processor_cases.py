@@ -4,8 +4,8 @@
 
 The file holds {"cases": [...]}; each case has name, params, input_ids [B, N], logits [B, V] and expected
 [B, V] with null for -inf, as scripts/make_processor_goldens.py writes them. Each row of each case is one row
-of a batch with settings of its own, so one program checks them all. Compared are the kept tokens, exactly, and
-their log-probabilities; in cases without temperature and filters the processed logits too.
+of a batch with settings of its own, so one program checks them all. Compared are the kept tokens, exactly,
+and their log-probabilities; in cases without temperature and filters the processed logits too.
 """
 
 from __future__ import annotations

@@ -53,14 +53,12 @@ def decode_round(program: Program, target: Any, draft_module: Any, state: Decode
     law_needed = jnp.any(~sampling.greedy) | program.config.logprobs
     log_p = jax.lax.cond(law_needed, lambda logits: log_law(sampling, logits), jnp.zeros_like, processed)
 
-    # Verify. What is not finite counts only up to the position that the last token comes from.
+    # Verify.
     n_accepted, next_token = verify(program.rule, processed, log_p, sampling.greedy, proposal, noise)
-    slots = jnp.arange(gamma + 1, dtype=jnp.int32)
-    faulty = jnp.any(~drawable(raw, processed) & (slots <= n_accepted[:, None]), axis=1)
 
     # Commit.
     block = Block(_assemble(drafted, n_accepted, next_token), jnp.where(state.running, n_accepted + 1, 0))
-    block, finish_reason = _cut(state, block, faulty)
+    block, finish_reason = _cut(state, block, drawable(raw, processed))
     accepted = jnp.minimum(n_accepted, block.count)
     new_length = state.length + block.count
     new = dataclasses.replace(
@@ -79,7 +77,9 @@ def decode_round(program: Program, target: Any, draft_module: Any, state: Decode
         new = _record_logprobs(new, state, block, log_p, raw)
     checks = _cheap_checks(program, state, proposal, n_accepted, block)
     if program.config.debug:
-        checks |= _costly_checks(program, state, new, proposal, n_accepted, block, processed, log_p, positions)
+        checks |= _costly_checks(
+            program, state, new, proposal, n_accepted, block, processed, log_p, positions
+        )
     return dataclasses.replace(new, violations=state.violations | flags(checks))
 
 
@@ -112,8 +112,14 @@ def _assemble(drafted: jax.Array, n_accepted: jax.Array, next_token: jax.Array) 
     return jnp.where(slots == n_accepted[:, None], next_token[:, None], padded)
 
 
-def _cut(state: DecodeState, block: Block, faulty: jax.Array) -> tuple[Block, jax.Array]:
-    """Ends rows at EOS, stop sequence or budget; faulty rows emit nothing and end with an error."""
+def _cut(state: DecodeState, block: Block, sound: jax.Array) -> tuple[Block, jax.Array]:
+    """Ends rows at EOS, stop sequence or budget, or with an error.
+
+    Args:
+        sound: bool[B, T], whether a token could be drawn at each position. A row that would emit one drawn
+            where it could not emits nothing and ends with an error; what lies behind the row's end is no text
+            and counts for nothing.
+    """
     stop = state.request.stop
     reach = stop.sequences.shape[-1] - 1
     source = state.length[:, None] + jnp.arange(-reach, 0, dtype=jnp.int32)
@@ -121,6 +127,8 @@ def _cut(state: DecodeState, block: Block, faulty: jax.Array) -> tuple[Block, ja
     history = jnp.where(generated, jnp.take_along_axis(state.tokens, jnp.maximum(source, 0), axis=1), -1)
 
     emitted, reason = find_end(stop, block.tokens, block.count, history, state.length - state.prompt_length)
+    emits = jnp.arange(block.tokens.shape[1], dtype=jnp.int32) < emitted[:, None]
+    faulty = jnp.any(~sound & emits, axis=1)
     reason = jnp.where(faulty, int(FinishReason.ERROR), reason)
     count = jnp.where(state.running & ~faulty, emitted, 0)
     return Block(block.tokens, count), jnp.where(state.running, reason, state.finish_reason)
@@ -133,7 +141,8 @@ def _append(state: DecodeState, block: Block) -> jax.Array:
 
 
 def _record_logprobs(new: DecodeState, old: DecodeState, block: Block, log_p: Any, raw: Any) -> DecodeState:
-    assert old.logprobs is not None and old.raw_logprobs is not None
+    assert old.logprobs is not None
+    assert old.raw_logprobs is not None
     slots = jnp.arange(block.tokens.shape[1], dtype=jnp.int32)
     generated = (old.length - old.prompt_length)[:, None] + slots
     places = jnp.where(slots < block.count[:, None], generated, old.logprobs.shape[1])

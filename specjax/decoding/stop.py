@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.decoding.config import DecodeConfig, FinishReason
-from specjax.sampling.params import ArrayLike, nested, per_row
+from specjax.sampling.params import ArrayLike, nested, packed, per_row
 
 
 @jax.tree_util.register_dataclass
@@ -84,9 +84,11 @@ def find_end(
     chex.assert_shape(history, (batch, longest - 1))
     slots = jnp.arange(width, dtype=jnp.int32)
 
-    is_eos = jnp.any((block[:, :, None] == stop.eos_ids[:, None, :]) & (stop.eos_ids >= 0)[:, None, :], axis=-1)
+    listed = (stop.eos_ids >= 0)[:, None, :]
+    is_eos = jnp.any((block[:, :, None] == stop.eos_ids[:, None, :]) & listed, axis=-1)
     text = jnp.concatenate([history, block], axis=1)
-    windows = text[:, slots[:, None] + jnp.arange(longest, dtype=jnp.int32)]  # [B, T, longest], ending at a slot
+    # [B, T, longest], each ending at a slot.
+    windows = text[:, slots[:, None] + jnp.arange(longest, dtype=jnp.int32)]
     wanted = stop.sequences[:, :, None, :]
     matches = jnp.all((wanted < 0) | (wanted == windows[:, None]), axis=-1) & jnp.any(wanted >= 0, axis=-1)
     is_stop = jnp.any(matches, axis=1)
@@ -105,47 +107,46 @@ def find_end(
 
 
 def _eos_slots(eos_ids: Any, batch: int, slots: int) -> jax.Array:
-    if isinstance(eos_ids, jax.Array | np.ndarray):
-        rows = jnp.asarray(eos_ids, jnp.int32)
-        rows = rows[None] if rows.ndim == 1 else rows
-        if rows.shape[-1] > slots:
-            raise ValueError(f"eos_ids has {rows.shape[-1]} ids; expected at most {slots} (DecodeConfig.max_eos)")
-        rows = jnp.pad(rows, ((0, 0), (0, slots - rows.shape[-1])), constant_values=-1)
+    if isinstance(eos_ids, Sequence):
+        rows: Any = eos_ids if nested(eos_ids) else [eos_ids]
     else:
-        lists = list(eos_ids or ())
-        rows = jnp.asarray(_left_packed("eos_ids", lists if nested(lists) else [lists], slots))
-    if rows.shape[0] not in (1, batch):
-        raise ValueError(f"eos_ids has {rows.shape[0]} rows; expected one for all or one for each of {batch} rows")
-    return jnp.broadcast_to(rows, (batch, slots))
-
-
-def _left_packed(name: str, rows: list[Any], slots: int) -> np.ndarray:
-    packed = np.full((len(rows), slots), -1, np.int32)
-    for row, ids in zip(packed, rows, strict=True):
+        array = jnp.atleast_1d(jnp.asarray(() if eos_ids is None else eos_ids))
+        rows = array if array.ndim > 1 else array[None]
+    if len(rows) not in (1, batch):
+        raise ValueError(
+            f"eos_ids has {len(rows)} rows; expected one for all or one for each of {batch} rows"
+        )
+    flat: list[Any] = []
+    for ids in rows:
         if len(ids) > slots:
-            raise ValueError(f"{name} has {len(ids)} ids; expected at most {slots} (DecodeConfig.max_eos)")
-        row[: len(ids)] = ids
-    return packed
+            raise ValueError(
+                f"eos_ids has {len(ids)} ids for one row; expected at most {slots} (DecodeConfig.max_eos)"
+            )
+        flat += [*ids, *[-1] * (slots - len(ids))]
+    return packed(flat, (len(rows), slots), batch, jnp.int32)
 
 
 def _sequence_slots(sequences: Any, batch: int, slots: int, longest: int) -> jax.Array:
-    per_row_lists = len(sequences) > 0 and len(sequences[0]) > 0 and np.ndim(sequences[0][0]) > 0
-    # A row without sequences may come first: [[], [[5, 6]]] has one list for each row.
-    per_row_lists |= len(sequences) > 0 and any(len(item) > 0 and np.ndim(item[0]) > 0 for item in sequences)
-    rows = list(sequences) if per_row_lists else [sequences]
+    # Rows without sequences tell nothing: [[], [[5, 6]]] has one list for each row, and so has [[], []].
+    told = [np.ndim(item[0]) > 0 for item in sequences if len(item) > 0]
+    per_row_lists = any(told) if told else len(sequences) > 0
+    rows = sequences if per_row_lists else [sequences]
     if len(rows) not in (1, batch):
-        raise ValueError(f"sequences has {len(rows)} rows; expected one list for all or one for each of {batch} rows")
-    packed = np.full((len(rows), slots, longest), -1, np.int32)
-    for row, row_sequences in enumerate(rows):
-        if len(row_sequences) > slots:
+        raise ValueError(
+            f"sequences has {len(rows)} rows; expected one list for all or one for each of {batch} rows"
+        )
+    flat: list[Any] = []
+    for row in rows:
+        if len(row) > slots:
             raise ValueError(
-                f"sequences holds {len(row_sequences)} for one row; expected at most {slots} (DecodeConfig.max_stop)"
+                f"sequences holds {len(row)} for one row; expected at most {slots} (DecodeConfig.max_stop)"
             )
-        for slot, sequence in enumerate(row_sequences):
+        for sequence in row:
             if not 0 < len(sequence) <= longest:
                 raise ValueError(
                     f"sequences holds one of {len(sequence)} tokens; "
                     f"expected 1 to {longest} (DecodeConfig.max_stop_len)"
                 )
-            packed[row, slot, longest - len(sequence) :] = sequence
-    return jnp.broadcast_to(jnp.asarray(packed), (batch, slots, longest))
+            flat += [*[-1] * (longest - len(sequence)), *sequence]
+        flat += [-1] * longest * (slots - len(row))
+    return packed(flat, (len(rows), slots, longest), batch, jnp.int32)

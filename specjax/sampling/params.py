@@ -176,13 +176,13 @@ def _bias_slots(sampling: Sampling, batch: int, slots: int) -> tuple[jax.Array, 
         pairs += [(-1, 0.0)] * (slots - len(pairs))
         ids += [token for token, _ in pairs]
         values += [value for _, value in pairs]
-    return _slots(ids, (rows, slots), batch, jnp.int32), _slots(values, (rows, slots), batch, jnp.float32)
+    return packed(ids, (rows, slots), batch, jnp.int32), packed(values, (rows, slots), batch, jnp.float32)
 
 
-def _slots(values: list[Any], shape: tuple[int, int], batch: int, dtype: Any) -> jax.Array:
+def packed(values: Sequence[Any], shape: tuple[int, ...], batch: int, dtype: Any) -> jax.Array:
     """The flat list as an array of `shape` (its values may be traced), one row repeated for the batch."""
     traced = any(isinstance(value, jax.core.Tracer) for value in values)
     array = (
         jnp.stack([jnp.asarray(value, dtype) for value in values]) if traced else jnp.asarray(values, dtype)
     )
-    return jnp.broadcast_to(array.reshape(shape), (batch, shape[1]))
+    return jnp.broadcast_to(array.reshape(shape), (batch, *shape[1:]))
