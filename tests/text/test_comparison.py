@@ -1,0 +1,78 @@
+import dataclasses
+
+import pytest
+
+from specjax.decoding import DecodeConfig, Decoder, Stop
+from specjax.drafts import Ngram, NoDraft
+from specjax.sampling import Sampling
+from specjax.text.comparison import compare, first_difference
+from specjax.text.generation import Runner
+from tests.text.tiny import tiny_lm
+
+PROMPT = tiny_lm().encode("row, row, row your boat")
+
+
+@dataclasses.dataclass
+class FakeRunner:
+    """Yields the given tokens in the given times, one of them each time it is measured."""
+
+    tokens: list[int]
+    seconds: list[float]
+    sampling: Sampling = dataclasses.field(default_factory=Sampling)
+
+    def measure(self, ids):
+        return self.tokens, self.seconds.pop(0)
+
+
+def runners(*, speculative=(1, 2, 3), plain=(1, 2, 3), **sampling):
+    return [
+        FakeRunner(list(speculative), [1.0, 1.0, 10.0], Sampling(**sampling)),
+        FakeRunner(list(plain), [2.0, 8.0, 8.0]),
+        FakeRunner([1, 2, 3], [4.0, 4.0, 4.0]),
+    ]
+
+
+def test_the_ratio_is_to_the_faster_plain_way_and_the_median_of_the_repeats():
+    comparison = compare(runners(), PROMPT, repeats=3)
+    # 2/1, 4/1 and 4/10: the disturbed repeat and the lucky plain one are both outvoted.
+    assert comparison.ratio == 2.0
+    assert (comparison.speculative, comparison.plain) == (3.0, 0.75)
+    assert comparison.identical
+    assert comparison.first_difference is None
+
+
+@pytest.mark.parametrize("plain, index", [((1, 5, 3), 1), ((1, 2), 2), ((1, 2, 3, 4), 3)])
+def test_a_difference_is_found_and_placed(plain, index):
+    comparison = compare(runners(plain=plain), PROMPT, repeats=1)
+    assert comparison.identical is False
+    assert comparison.first_difference == index
+
+
+def test_samples_are_not_asked_to_be_identical():
+    comparison = compare(runners(plain=(7, 8, 9), temperature=0.5), PROMPT, repeats=1)
+    assert comparison.identical is None
+    assert comparison.first_difference is None
+
+
+def test_speculative_decoding_is_identical_to_plain_decoding():
+    lm = tiny_lm()
+    config = DecodeConfig(max_new_tokens=20, gamma=3)
+    arms = [
+        Runner(
+            decoder=Decoder(lm.model, draft, config),
+            decode=lm.decode,
+            prompt_width=64,
+            stop=Stop(eos_ids=[]),
+        )
+        for draft in (Ngram(), NoDraft(width=3), NoDraft())
+    ]
+    comparison = compare(arms, PROMPT, repeats=1)
+    assert comparison.identical
+    assert comparison.ratio > 0
+
+
+def test_first_difference():
+    assert first_difference([], []) is None
+    assert first_difference([1, 2], [1, 2]) is None
+    assert first_difference([1, 2], [2, 2]) == 0
+    assert first_difference([1], [1, 0]) == 1
