@@ -1,8 +1,8 @@
 """Where a row ends: at every place of a block, whichever part the ending token plays.
 
-The target counts: after a prompt that ends in 5 its greedy text is 6 7 8 9 ... The draft replays that text and
-errs at slot `row` of each round, so that row r emits r accepted tokens and a replacement a round, and the last
-row gamma accepted tokens and a bonus token. Ends at ten places in turn fall on every slot of every part.
+The target counts: after a prompt that ends in 5 its greedy text is 6 7 8 9 ... The draft replays that text
+and errs at slot `row` of each round: row r emits r accepted tokens and a replacement a round, the last row
+gamma accepted tokens and a bonus token. Ends at ten places in turn fall on every slot of every part.
 """
 
 import jax.numpy as jnp
