@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import jax
@@ -168,7 +168,7 @@ def _difference(seen: Any, expected: Any) -> tuple[str, bool]:
 
 
 @contextlib.contextmanager
-def _blamed_on(method: str) -> Iterator[None]:
+def _blamed_on(method: str) -> Generator[None, None, None]:
     try:
         yield
     except Exception as error:

@@ -234,3 +234,5 @@ def test_bad_calls_are_refused_while_tracing(llama):
 def test_abstract_model_needs_no_memory():
     model = nnx.eval_shape(lambda: Transformer(LLAMA, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)))
     assert isinstance(jax.tree.leaves(nnx.state(model))[0], jax.ShapeDtypeStruct)
+    cache = jax.eval_shape(lambda: model.init_cache(2, 16))
+    assert {(x.shape, x.dtype.name) for x in jax.tree.leaves(cache)} == {((2, 2, 16, 8), "bfloat16")}
