@@ -16,8 +16,8 @@ PIP = -m pip install --quiet --disable-pip-version-check --no-input --root-user-
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-demo: $(VENV)/.installed ## generate text with a small model, plain and speculative
-	$(VENV)/bin/specjax generate --demo
+demo: $(VENV)/.installed ## generate text with a small model and compare with plain decoding (minutes on a CPU)
+	$(VENV)/bin/specjax generate --jsonl configs/demo_prompts.jsonl --compare --max-new-tokens 80
 
 test: $(VENV)/.installed ## the tests, without the long exactness runs (PYTEST_ARGS="-k cache -x" narrows them)
 	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)

@@ -20,7 +20,8 @@ class Comparison:
         identical: whether speculative decoding gave the tokens of plain decoding at equal compiled shapes.
             None where tokens are sampled: then only the distribution is the same.
         first_difference: index of the first generated token that differs, None if none does.
-        speculative, plain_equal_width, plain: decode tokens per second, median of the repeats.
+        speculative, plain: decode tokens per second, median of the repeats.
+        plain_equal_width: the same, measured once.
         ratio: speculative to the faster of both plain ways, median of the repeats.
     """
 
@@ -36,29 +37,32 @@ def compare(runners: Sequence[Runner], ids: Sequence[int], repeats: int) -> Comp
     """Decodes a prompt speculatively and plainly, in turns, so that a disturbance hits all alike.
 
     Two plain ways, because no single one answers both questions. One that scores as many tokens a round as
-    the speculative way rounds alike, so greedy tokens must be equal; one that scores a single token is
-    normally the fastest, and a speed-up over anything slower would be none.
+    the speculative way rounds alike, so greedy tokens must be equal: once is enough to see. One that scores a
+    single token is normally the fastest, and a speed-up over anything slower would be none.
 
     Args:
         runners: speculative, plain at equal width, plain; warmed up.
-        repeats: how often each is measured, at least 1.
+        repeats: how often the first and the last are measured, at least 1.
     """
-    speeds: list[list[float]] = []
+    speculative, plain_equal_width, plain = runners
+    equal_tokens, seconds = plain_equal_width.measure(ids)
+    equal_speed = len(equal_tokens) / seconds
+    speeds: list[tuple[float, float]] = []
     differences: list[int | None] = []
     for _ in range(repeats):
-        measured = [runner.measure(ids) for runner in runners]
-        speeds.append([len(tokens) / seconds for tokens, seconds in measured])
-        differences.append(first_difference(measured[0][0], measured[1][0]))
-    medians = [statistics.median(runs) for runs in zip(*speeds, strict=True)]
-    greedy = bool(np.all(np.asarray(runners[0].sampling.temperature) == 0))
+        tokens, seconds = speculative.measure(ids)
+        plain_tokens, plain_seconds = plain.measure(ids)
+        speeds.append((len(tokens) / seconds, len(plain_tokens) / plain_seconds))
+        differences.append(first_difference(tokens, equal_tokens))
+    greedy = bool(np.all(np.asarray(speculative.sampling.temperature) == 0))
     difference = min((d for d in differences if d is not None), default=None) if greedy else None
     return Comparison(
         identical=difference is None if greedy else None,
         first_difference=difference,
-        speculative=medians[0],
-        plain_equal_width=medians[1],
-        plain=medians[2],
-        ratio=statistics.median(own / max(plain) for own, *plain in speeds),
+        speculative=statistics.median(own for own, _ in speeds),
+        plain_equal_width=equal_speed,
+        plain=statistics.median(other for _, other in speeds),
+        ratio=statistics.median(own / max(other, equal_speed) for own, other in speeds),
     )
 
 

@@ -14,6 +14,10 @@ from specjax.text.comparison import Comparison
 from specjax.text.generation import Generation
 from specjax.text.prompts import BadLine, Prompt
 
+# Narrow: the table should fit a terminal of 80 characters.
+_COLUMNS = ("tokens", "rounds", "tokens\n/round", "first\ntoken s", "pre-\nfill s", "decode\ns", "tokens\n/s")
+_COMPARISON_COLUMNS = ("ratio", "iden-\ntical")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Entry:
@@ -98,10 +102,9 @@ class Report:
 
     def table(self) -> Table:
         """One line for each prompt and, of several, one for all."""
-        table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+        table = Table(box=rich.box.SIMPLE_HEAD, padding=0, pad_edge=False)
         table.add_column("")
-        columns = ["tokens", "rounds", "tokens/round", "first token", "prefill", "decode", "tokens/s"]
-        for name in [*columns, *(["ratio", "identical"] if self.comparisons else []), "finish"]:
+        for name in (*_COLUMNS, *(_COMPARISON_COLUMNS if self.comparisons else ()), "finish"):
             table.add_column(name, justify="right")
         for entry in self.entries:
             generation = entry.generation
@@ -159,14 +162,14 @@ class _Total:
         return self.emitted / self.decode_seconds if self.decode_seconds else 0.0
 
     def cells(self, first_token_seconds: float | None) -> list[str]:
-        first = "" if first_token_seconds is None else f"{first_token_seconds:.2f} s"
+        first = "" if first_token_seconds is None else f"{first_token_seconds:.2f}"
         return [
             f"{self.tokens}",
             f"{self.rounds}",
             f"{self.tokens_per_round:.2f}",
             first,
-            f"{self.prefill_seconds:.2f} s",
-            f"{self.decode_seconds:.2f} s",
+            f"{self.prefill_seconds:.2f}",
+            f"{self.decode_seconds:.2f}",
             f"{self.tokens_per_second:.1f}",
         ]
 

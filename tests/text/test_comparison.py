@@ -24,21 +24,25 @@ class FakeRunner:
         return self.tokens, self.seconds.pop(0)
 
 
-def runners(*, speculative=(1, 2, 3), plain=(1, 2, 3), **sampling):
+def runners(*, speculative=(1, 2, 3), plain=(1, 2, 3), plain_seconds=8.0, **sampling):
     return [
         FakeRunner(list(speculative), [1.0, 1.0, 10.0], Sampling(**sampling)),
-        FakeRunner(list(plain), [2.0, 8.0, 8.0]),
-        FakeRunner([1, 2, 3], [4.0, 4.0, 4.0]),
+        FakeRunner(list(plain), [plain_seconds]),
+        FakeRunner([1, 2, 3], [4.0, 2.0, 4.0]),
     ]
 
 
 def test_the_ratio_is_to_the_faster_plain_way_and_the_median_of_the_repeats():
     comparison = compare(runners(), PROMPT, repeats=3)
-    # 2/1, 4/1 and 4/10: the disturbed repeat and the lucky plain one are both outvoted.
+    # 4/1, 2/1 and 4/10: the one that was disturbed is outvoted.
     assert comparison.ratio == 2.0
-    assert (comparison.speculative, comparison.plain) == (3.0, 0.75)
+    assert (comparison.speculative, comparison.plain, comparison.plain_equal_width) == (3.0, 0.75, 0.375)
     assert comparison.identical
     assert comparison.first_difference is None
+
+
+def test_the_ratio_is_never_to_the_slower_plain_way():
+    assert compare(runners(plain_seconds=1.5), PROMPT, repeats=3).ratio == 1.5
 
 
 @pytest.mark.parametrize("plain, index", [((1, 5, 3), 1), ((1, 2), 2), ((1, 2, 3, 4), 3)])

@@ -54,17 +54,17 @@ def printed(report):
 def test_a_table_has_a_line_for_each_prompt_and_one_for_all():
     slow = generation(decode_seconds=10.0, finish_reason="length")
     rows = printed(report(entry(), entry("second", generation=slow)))
-    assert rows[2] == ["first", "6", "3", "2.00", "0.75", "s", "0.50", "s", "2.00", "s", "3.0", "eos"]
-    assert rows[3] == ["second", "6", "3", "2.00", "0.75", "s", "0.50", "s", "10.00", "s", "0.6", "length"]
-    assert rows[-1] == ["all", "12", "6", "2.00", "1.00", "s", "12.00", "s", "1.0"]
+    assert rows[3] == ["first", "6", "3", "2.00", "0.75", "0.50", "2.00", "3.0", "eos"]
+    assert rows[4] == ["second", "6", "3", "2.00", "0.75", "0.50", "10.00", "0.6", "length"]
+    assert rows[-1] == ["all", "12", "6", "2.00", "1.00", "12.00", "1.0"]
 
 
 def test_a_comparison_adds_its_columns():
     rows = printed(
         report(entry(comparison=comparison(2.0)), entry("b", comparison=comparison(8.0, False, 3)))
     )
-    assert rows[2][-3:] == ["2.00", "yes", "eos"]
-    assert rows[3][-3:] == ["8.00", "no", "eos"]
+    assert rows[3][-3:] == ["2.00", "yes", "eos"]
+    assert rows[4][-3:] == ["8.00", "no", "eos"]
     assert rows[-1][-2:] == ["4.00", "no"]
 
 
@@ -78,7 +78,7 @@ def test_acceptance_counts_live_draft_tokens_at_each_position():
 
 
 def test_a_report_without_entries():
-    assert printed(report())[0][0] == "tokens"
+    assert printed(report())[1][0] == "tokens"
     assert report().acceptance() == []
     assert report().to_json()["ratio"] is None
 
