@@ -30,7 +30,7 @@ def prompt_arrays(
     lengths_name = f"{name[:-1]}_lengths"
     for argument, value, rank in ((name, prompts, 2), (lengths_name, lengths, 1)):
         dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
-        if not np.issubdtype(dtype, np.integer):
+        if np.size(value) > 0 and not np.issubdtype(dtype, np.integer):
             raise TypeError(f"{argument} has dtype {dtype}; expected integers")
         if np.ndim(value) != rank:
             raise ValueError(f"{argument} has shape {np.shape(value)}; expected {rank} dimension(s)")

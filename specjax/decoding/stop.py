@@ -9,7 +9,6 @@ from typing import Any
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from specjax.decoding.config import DecodeConfig, FinishReason
 from specjax.sampling.params import ArrayLike, nested, packed, per_row
@@ -128,7 +127,7 @@ def _eos_slots(eos_ids: Any, batch: int, slots: int) -> jax.Array:
 
 def _sequence_slots(sequences: Any, batch: int, slots: int, longest: int) -> jax.Array:
     # Rows without sequences tell nothing: [[], [[5, 6]]] has one list for each row, and so has [[], []].
-    told = [np.ndim(item[0]) > 0 for item in sequences if len(item) > 0]
+    told = [nested(item) for item in sequences if len(item) > 0]
     per_row_lists = any(told) if told else len(sequences) > 0
     rows = sequences if per_row_lists else [sequences]
     if len(rows) not in (1, batch):
