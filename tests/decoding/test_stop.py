@@ -177,6 +177,15 @@ def test_ends_in_the_unaccepted_rest_of_a_block_do_not_count():
         assert (int(emitted[0]), int(reason[0])) == (count, FinishReason.RUNNING)
 
 
+def test_a_block_that_is_longer_than_the_budget_is_cut():
+    """Even where a draft proposes more than there is room for; an end behind the budget is none."""
+    stop = to_rows(Stop(eos_ids=[9], sequences=[], max_new_tokens=5), 1, CONFIG)
+    emitted, reason = find_end(
+        stop, jnp.array([[7, 8, 9]]), jnp.array([3]), jnp.full((1, 3), -1), jnp.array([3])
+    )
+    assert (int(emitted[0]), int(reason[0])) == (2, FinishReason.LENGTH)
+
+
 def test_by_default_the_models_own_eos_ids_end_a_row():
     target = TableLM(counting_table(VOCAB), eos_ids=(12, 30))
     draft = Scripted.of(TEXTS, LENGTHS, wrong_at=ROWS)
