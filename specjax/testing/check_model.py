@@ -43,7 +43,7 @@ def check_model(model: ScoringModel, *, batch: int = 2, length: int = 24, atol: 
     The same random texts are scored in one pass, token by token, and in blocks of which every row keeps its
     own number of tokens (none and all among them) while the rest, which is junk, must leave no trace. The
     logits must agree each time. They must not depend on later tokens, on other rows or on spare capacity
-    either.
+    either. A model that says `positional_cache` must also forget committed tokens by a lower length alone.
 
     Compiles the model four times. Run it in float32 when possible: half precision hides small faults.
 
@@ -108,6 +108,9 @@ def check_model(model: ScoringModel, *, batch: int = 2, length: int = 24, atol: 
     expect_equal("commit", expected, blocks, whole)
     expected = "no trace of rejected tokens, whatever they were (here ids outside the vocabulary)"
     expect_equal("commit", expected, play(texts, ragged, np.broadcast_to(outside, junk.shape)), blocks)
+    if getattr(model, "positional_cache", False):
+        expected = "tokens to be forgotten by lowering the length, even after they were committed"
+        expect_equal("positional_cache", expected, play(texts, ragged, junk, commit_all=True), blocks)
     roomier = play(texts, ragged, junk, capacity=2 * capacity + 1)
     expect_equal("init_cache", "results that do not depend on spare capacity", roomier, blocks)
 
@@ -208,6 +211,7 @@ def _play(
     junk: np.ndarray,
     *,
     capacity: int,
+    commit_all: bool = False,
 ) -> np.ndarray:
     """Scores texts in rounds of one width, from an empty cache.
 
@@ -215,6 +219,7 @@ def _play(
         texts: int[B, L].
         counts: int[R, B], tokens that each row keeps in each round; a row's add up to L.
         junk: int[R, B, T], what stands in the slots that are not kept.
+        commit_all: commit those slots too; the next round then starts at a lower length than was committed.
 
     Returns:
         float[B, L, V], the logits after each token of each text, from the round in which it was kept.
@@ -228,7 +233,8 @@ def _play(
         source = np.minimum(lengths[:, None] + slots, length - 1)
         kept = slots < count[:, None]
         tokens = np.where(kept, np.take_along_axis(texts, source, axis=1), filler)
-        logits, cache = transaction(cache, tokens, lengths, count)
+        committed = np.full_like(count, len(slots)) if commit_all else count
+        logits, cache = transaction(cache, tokens, lengths, committed)
         logits = np.asarray(logits)
         if not np.isfinite(logits).all():
             raise ModelContractError(

@@ -1,13 +1,16 @@
-"""Modules that are not ours, adapted in a few lines: the contract asks no more than this."""
+"""Modules that are not ours, adapted in a few lines: they conform, and decode."""
 
 from __future__ import annotations
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
+import pytest
 from flax import nnx
 
-from specjax.testing.check_model import check_model
+import specjax
+from specjax.testing import check_model
 
 VOCAB, WIDTH = 17, 8
 
@@ -78,12 +81,42 @@ class LinenAdapter(nnx.Module):
         return hidden @ self.head[...]
 
 
-def test_nnx_module_conforms():
-    check_model(NnxGRU(nnx.Rngs(0)), length=12)
+def nnx_gru():
+    return NnxGRU(nnx.Rngs(0))
 
 
-def test_linen_module_conforms():
+def linen_attention():
     module, keys = LinenAttention(), jax.random.split(jax.random.key(0))
     ints = jnp.zeros((1, 1), jnp.int32)
     params = module.init(keys[0], ints, ints, jnp.zeros((1, 4, WIDTH)), jnp.ones((1, 1, 1, 4), bool))
-    check_model(LinenAdapter(module, params, jax.random.normal(keys[1], (WIDTH, VOCAB))), length=12)
+    return LinenAdapter(module, params, jax.random.normal(keys[1], (WIDTH, VOCAB)))
+
+
+@pytest.mark.parametrize("make", [nnx_gru, linen_attention])
+def test_adapted_module_conforms(make):
+    check_model(make(), length=12)
+
+
+@pytest.mark.parametrize("make", [nnx_gru, linen_attention])
+def test_adapted_module_decodes_its_greedy_text(make):
+    model, budget = make(), 16
+    prompts = np.array([[3, 5, 3, 5, 3, 5], [1, 2, 9, 0, 0, 0]], np.int32)
+    lengths = np.array([6, 3], np.int32)
+    config = specjax.DecodeConfig(max_new_tokens=budget, gamma=3, prefill_chunk=4, debug=True)
+    out = specjax.generate(model, prompts, lengths, draft=specjax.drafts.Ngram(), config=config)
+
+    # Some drafts were kept and some were not: otherwise nothing was ever rolled back.
+    assert 0 < np.sum(out.stats.accepted) < np.sum(out.stats.drafted)
+    for row, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+        np.testing.assert_array_equal(out.tokens[row], greedy_text(model, prompt[:length], budget))
+
+
+def greedy_text(model, prompt, budget):
+    """The likeliest token each time, from a pass over the whole text so far."""
+    text, total = np.zeros((1, len(prompt) + budget), np.int32), len(prompt) + budget
+    text[0, : len(prompt)] = prompt
+    positions = np.arange(total, dtype=np.int32)[None]
+    logits = nnx.jit(lambda model, text: model.logits(model(text, positions, model.init_cache(1, total))[0]))
+    for end in range(len(prompt), total):
+        text[0, end] = logits(model, text)[0, end - 1].argmax()
+    return text[0, len(prompt) :]

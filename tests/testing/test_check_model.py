@@ -101,6 +101,10 @@ class CountsCapacity(Recurrence):
         return jnp.zeros((batch, 8)) + 0.01 * capacity
 
 
+class ClaimsPositions(Recurrence):
+    positional_cache = True
+
+
 class HalfLogits(Recurrence):
     def logits(self, hidden):
         return super().logits(hidden).astype(jnp.bfloat16)
@@ -147,6 +151,7 @@ def test_other_caches_conform(make):
         (SeesTheFuture, "__call__", "difference"),
         (MixesRows, "__call__", "difference"),
         (CountsCapacity, "init_cache", "difference"),
+        (ClaimsPositions, "positional_cache", "difference"),
         (HalfLogits, "logits", "bfloat16"),
         (NarrowLogits, "logits", "12"),
         (GrowsItsCache, "commit", "float32"),
