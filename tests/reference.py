@@ -5,7 +5,8 @@ import numpy as np
 
 def process(logits, prompt, output, settings, eos_ids=()):
     """Logits float64[V] after penalties and bans, before temperature."""
-    get = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0, "min_new_tokens": 0} | settings
+    off = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0, "min_new_tokens": 0}
+    get = off | settings
     logits = np.array(logits, np.float64)
     for token, bias in get.get("logit_bias", {}).items():
         logits[token] += bias

@@ -39,8 +39,8 @@ def admit(
     """Appends prompts to the text of rows and makes those rows run.
 
     Caches take in what they lack, so nothing that was decoded is computed again. Rows with length 0 stay as
-    they are, and so does a row that ended with an error. A row whose values make no sense (they may be traced,
-    so nobody could look at them before) ends with an error at once.
+    they are, and so does a row that ended with an error. A row whose values make no sense ends with an error
+    at once: they may be traced, so that nobody could look at them before.
 
     Args:
         prompts: int32[B, P], right-padded. lengths: int32[B].
@@ -59,7 +59,9 @@ def admit(
     invalid |= jnp.any(real & ((prompts < 0) | (prompts >= program.vocab_size)), axis=1)
     invalid |= (budget < 0) | (budget > program.config.max_new_tokens)
     invalid |= state.length + lengths + budget > program.capacity
-    invalid |= request.sampling.invalid(program.vocab_size) | request.draft_sampling.invalid(program.vocab_size)
+    invalid |= request.sampling.invalid(program.vocab_size) | request.draft_sampling.invalid(
+        program.vocab_size
+    )
     # Rounds still run over an invalid row, so its text must exist: one harmless token.
     counted = jnp.where(invalid, fresh.astype(jnp.int32), lengths)
     appended = jnp.where(extended, counted, 0)
@@ -89,16 +91,16 @@ def admit(
         request=where_extended(request, state.request),
         cache=cache,
         draft=program.draft.prefill(draft_module, state.draft, tokens, needed_by_draft, program.chunk),
-        processors=where_extended(program.pipeline.init(tokens, length, program.vocab_size), state.processors),
+        processors=where_extended(
+            program.pipeline.init(tokens, length, program.vocab_size), state.processors
+        ),
         logprobs=where_extended(jax.tree.map(jnp.zeros_like, state.logprobs), state.logprobs),
         raw_logprobs=where_extended(jax.tree.map(jnp.zeros_like, state.raw_logprobs), state.raw_logprobs),
         stats=where_extended(jax.tree.map(jnp.zeros_like, state.stats), state.stats),
     )
 
 
-def _empty(
-    program: Program, target: Any, draft_module: Any, batch: int, request: Request
-) -> DecodeState:
+def _empty(program: Program, target: Any, draft_module: Any, batch: int, request: Request) -> DecodeState:
     """A state without text."""
     config = program.config
 

@@ -25,7 +25,8 @@ def prompt_arrays(
 
     Raises:
         TypeError: prompts or lengths are not integers.
-        ValueError: an empty batch, wrong shapes, a length outside `shortest`..P, an id outside the vocabulary.
+        ValueError: an empty batch, wrong shapes, a length outside `shortest`..P, an id outside the
+            vocabulary.
     """
     lengths_name = f"{name[:-1]}_lengths"
     for argument, value, rank in ((name, prompts, 2), (lengths_name, lengths, 1)):
@@ -38,7 +39,9 @@ def prompt_arrays(
     if batch == 0 or width == 0:
         raise ValueError(f"{name} has shape {(batch, width)}; expected at least one row and one token")
     if np.shape(lengths) != (batch,):
-        raise ValueError(f"{lengths_name} has shape {np.shape(lengths)}; expected ({batch},), one for each row")
+        raise ValueError(
+            f"{lengths_name} has shape {np.shape(lengths)}; expected ({batch},), one for each row"
+        )
 
     if concrete(lengths):
         values = np.asarray(lengths)
@@ -46,7 +49,12 @@ def prompt_arrays(
         if concrete(prompts):
             tokens = np.asarray(prompts)
             padding = np.arange(width) >= values[:, None]
-            _check(name, tokens, padding | ((tokens >= 0) & (tokens < vocab_size)), f"ids from 0 to {vocab_size - 1}")
+            _check(
+                name,
+                tokens,
+                padding | ((tokens >= 0) & (tokens < vocab_size)),
+                f"ids from 0 to {vocab_size - 1}",
+            )
     return jnp.asarray(prompts, jnp.int32), jnp.asarray(lengths, jnp.int32)
 
 
@@ -92,7 +100,9 @@ def check_capacity(request: Request, lengths: Any, capacity: int) -> None:
     budget = request.stop.max_new_tokens
     if concrete(lengths) and concrete(budget):
         total = np.asarray(lengths) + np.asarray(budget)
-        _check("prompt length + max_new_tokens", total, total <= capacity, f"at most the capacity of {capacity}")
+        _check(
+            "prompt length + max_new_tokens", total, total <= capacity, f"at most the capacity of {capacity}"
+        )
 
 
 def concrete(value: Any) -> bool:
@@ -117,7 +127,9 @@ def _check_sampling(name: str, rows: RowSampling, vocab_size: int) -> None:
     for field, (valid, expected) in expectations.items():
         value = getattr(rows, field)
         if concrete(value):
-            _check(f"{name}.{public.get(field, field)}", np.asarray(value), valid(np.asarray(value)), expected)
+            _check(
+                f"{name}.{public.get(field, field)}", np.asarray(value), valid(np.asarray(value)), expected
+            )
 
 
 def _check_stop(request: Request, config: DecodeConfig, vocab_size: int) -> None:

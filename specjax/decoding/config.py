@@ -25,7 +25,8 @@ class DecodeConfig:
     """Everything that shapes the compiled program; another value compiles anew. Hashable.
 
     Attributes:
-        max_new_tokens: width of the output. `Stop.max_new_tokens` gives rows smaller budgets without a compile.
+        max_new_tokens: width of the output. `Stop.max_new_tokens` gives rows smaller budgets without
+            compiling anew.
         gamma: draft tokens per round. A round scores gamma + 1 tokens.
         rule: acceptance rule of sampled rows; "auto" picks one for the draft.
         capacity: tokens, prompt and output together, that a row can hold. None: the padded prompt width plus

@@ -54,7 +54,7 @@ class Decoder:
 
     def __init__(
         self,
-        target: nnx.Module,
+        target: Any,
         draft: Draft | None = None,
         config: DecodeConfig | None = None,
         *,
@@ -95,7 +95,7 @@ class Decoder:
         return self._compiled(prompts.shape[1]).start(self._weights, prompts, lengths, request)
 
     def run_rounds(self, state: DecodeState, rounds: int | None = None) -> DecodeState:
-        """Runs at most `rounds` more rounds, or to the end. The given state is used up (its buffers are reused)."""
+        """Runs at most `rounds` more rounds, or to the end. The state given is used up."""
         limit = np.int32(np.iinfo(np.int32).max if rounds is None else rounds)
         return self._checked(self._compiled_for(state).run(self._weights, state, limit))
 
@@ -115,7 +115,8 @@ class Decoder:
         `DecodeConfig.capacity` that holds the whole conversation. The given state is used up.
 
         Args:
-            new_prompt_tokens: int32[B, P'], right-padded. new_lengths: int32[B]; rows with 0 stay as they are.
+            new_prompt_tokens: int32[B, P'], right-padded.
+            new_lengths: int32[B]; rows with 0 stay as they are.
         """
         vocab_size = self.target.vocab_size
         tokens, lengths = prompt_arrays(
@@ -255,7 +256,7 @@ def _programs(graphdef: Any, program: Program) -> _Programs:
 
 
 def generate(
-    target: nnx.Module,
+    target: Any,
     prompts: Any,
     prompt_lengths: Any,
     *,
@@ -298,7 +299,7 @@ def generate(
 
 
 def decode(
-    target: nnx.Module,
+    target: Any,
     prompts: jax.Array,
     prompt_lengths: jax.Array,
     *,
@@ -323,5 +324,3 @@ def decode(
     check_capacity(request, lengths, program.capacity)
     state = admission.start(program, target, draft.module, prompts, lengths, request)
     return loop.result(program, loop.run_rounds(program, target, draft.module, state))
-
-

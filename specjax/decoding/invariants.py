@@ -35,8 +35,8 @@ MEANING = {
     Violation.CACHE_LENGTH: "the target's cache holds the committed length - 1",
     Violation.DRAFT_AHEAD: "the draft's cache holds no more than the committed length - 1",
     Violation.TEXT_AFTER_END: "nothing but padding follows the committed text",
-    Violation.REJECTED_TOKEN: "every emitted token is one that the target's law allows, in greedy rows the likeliest",
-    Violation.POSITIONS: "verified tokens are at consecutive positions from the last committed one, within the cache",
+    Violation.REJECTED_TOKEN: "every emitted token is allowed by the target, in greedy rows its likeliest",
+    Violation.POSITIONS: "verified tokens are at consecutive positions from the last committed one on",
 }
 
 

@@ -216,13 +216,16 @@ def _costly_checks(
     written = jnp.all(~real | (committed == block.tokens), axis=1)
 
     beyond = jnp.arange(new.tokens.shape[1], dtype=jnp.int32) >= new.length[:, None]
-    in_draft = program.draft.cached_length(new.draft)
-    in_draft = jnp.zeros_like(new.length) if in_draft is None else in_draft
+    ahead = [
+        cached > state.length - 1
+        for state in (old, new)
+        if (cached := program.draft.cached_length(state.draft)) is not None
+    ]
     expected = (old.length - 1)[:, None] + slots
     cache_end = program.cache_capacity
     return {
         Violation.CACHE_LENGTH: new.cached_length == new.length - 1,
-        Violation.DRAFT_AHEAD: in_draft <= new.length - 1,
+        Violation.DRAFT_AHEAD: ~jnp.any(jnp.stack([*ahead, jnp.zeros_like(old.running)]), axis=0),
         Violation.TEXT_AFTER_END: jnp.all(~beyond | (new.tokens == program.config.pad_id), axis=1),
         Violation.REJECTED_TOKEN: jnp.all(~real | may_emit, axis=1) & follows_draft & written,
         Violation.POSITIONS: jnp.all(positions == expected, axis=1) & (positions[:, -1] < cache_end),

@@ -85,7 +85,7 @@ class DecodeState:
 
     @property
     def running(self) -> jax.Array:
-        """bool[B]"""
+        """bool[B], rows that are not finished."""
         return self.finish_reason == 0
 
 

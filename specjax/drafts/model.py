@@ -137,7 +137,9 @@ def _draft_tokens(module: Any, cache: Any, hidden: jax.Array, context: RoundCont
         cache, states, token = carry
         states = context.pipeline.advance(states, token, jnp.ones(batch, jnp.bool_))
         position = context.length + slot - 1
-        hidden, _, pending = module(jnp.minimum(token, module.vocab_size - 1)[:, None], position[:, None], cache)
+        hidden, _, pending = module(
+            jnp.minimum(token, module.vocab_size - 1)[:, None], position[:, None], cache
+        )
         cache = module.commit(cache, pending, position, jnp.ones_like(position))
         drawn = draw(hidden, states, slot)
         return (cache, states, drawn.tokens), drawn

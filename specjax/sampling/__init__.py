@@ -1,4 +1,4 @@
-"""Sampling: what a caller asks for, the noise, and the way from logits to the law that tokens are drawn from."""
+"""Sampling: settings, noise, and the way from logits to the law that tokens are drawn from."""
 
 from specjax.sampling.noise import Noise, Stream
 from specjax.sampling.params import RowSampling, Sampling, row_seeds, to_rows

@@ -49,8 +49,10 @@ class Noise:
     shared: bool = dataclasses.field(default=False, metadata={"static": True})
 
     @classmethod
-    def of_round(cls, seed: jax.Array, round: jax.Array, position: jax.Array, *, shared: bool = False) -> Noise:
-        """The noise of seed uint32[], round int32[] and committed length int32[], or of a batch of them, [B]."""
+    def of_round(
+        cls, seed: jax.Array, round: jax.Array, position: jax.Array, *, shared: bool = False
+    ) -> Noise:
+        """The noise of seed uint32[], round int32[] and committed length int32[], or of a batch, [B]."""
         make_key = functools.partial(jax.random.key, impl="threefry2x32")
         fold_in = jax.random.fold_in
         if jnp.ndim(seed) == 1:
@@ -65,7 +67,7 @@ class Noise:
         return jax.random.gumbel(_stream(self.round_key, Stream.PROPOSAL, slot), (size,), dtype)
 
     def accept_log_uniform(self, slots: int, dtype: jnp.dtype) -> jax.Array:
-        """log u for each of `slots`, with u uniform on (0, 1], so that it is never -inf."""
+        """Log u for each of `slots`, with u uniform on (0, 1], so that it is never -inf."""
         uniform = jax.random.uniform(_stream(self.round_key, Stream.ACCEPTANCE), (slots,), dtype)
         return jnp.log1p(-uniform)
 

@@ -1,4 +1,4 @@
-"""From raw logits to the law that tokens are drawn from; the same steps for plain decoding, draft and target."""
+"""From raw logits to the law of the next token; the same steps for plain decoding, draft and target."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ class Pipeline:
             )
         return logits
 
-    def process_block(self, rows: RowSampling, states: States, logits: jax.Array, drafted: jax.Array) -> jax.Array:
+    def process_block(
+        self, rows: RowSampling, states: States, logits: jax.Array, drafted: jax.Array
+    ) -> jax.Array:
         """Processed logits of a whole block, each position with the state after the draft before it.
 
         Memory stays that of one state: positions are processed one after another.
@@ -165,7 +167,9 @@ def draw(
         law = log_law(rows, processed)
         gumbel = jax.vmap(lambda noise: noise.proposal_gumbel(slot, vocab_size, law.dtype))(noise)
         tokens = jnp.where(rows.greedy, likeliest, jnp.argmax(law + gumbel, axis=-1)).astype(jnp.int32)
-        certain = jnp.where(jax.nn.one_hot(tokens, vocab_size, dtype=jnp.bool_), 0.0, -jnp.inf).astype(law.dtype)
+        certain = jnp.where(jax.nn.one_hot(tokens, vocab_size, dtype=jnp.bool_), 0.0, -jnp.inf).astype(
+            law.dtype
+        )
         return tokens, jnp.where(rows.greedy[:, None], certain, law)
 
     def take_likeliest() -> tuple[jax.Array, jax.Array]:

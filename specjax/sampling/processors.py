@@ -108,7 +108,9 @@ class Penalties:
         return TokenCounts(in_prompt, jnp.zeros((batch, vocab_size), jnp.int32))
 
     def used(self, rows: RowSampling) -> jax.Array:
-        penalised = (rows.repetition_penalty != 1) | (rows.presence_penalty != 0) | (rows.frequency_penalty != 0)
+        penalised = (
+            (rows.repetition_penalty != 1) | (rows.presence_penalty != 0) | (rows.frequency_penalty != 0)
+        )
         return jnp.any(penalised)
 
     def apply(self, rows: RowSampling, state: TokenCounts, logits: jax.Array) -> jax.Array:
@@ -152,7 +154,9 @@ class PerRow:
     processor: Processor
 
     def init(self, prompts: jax.Array, lengths: jax.Array, vocab_size: int) -> State:
-        return jax.vmap(lambda prompt, length: self.processor.init(prompt, length, vocab_size))(prompts, lengths)
+        return jax.vmap(lambda prompt, length: self.processor.init(prompt, length, vocab_size))(
+            prompts, lengths
+        )
 
     def used(self, rows: RowSampling) -> jax.Array:
         return jnp.bool_(True)

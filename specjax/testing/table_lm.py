@@ -26,7 +26,7 @@ class TableLM(nnx.Module):
 
     def __init__(self, table: Any, *, eos_ids: tuple[int, ...] = ()) -> None:
         self.table = nnx.Param(jnp.asarray(table))
-        self.vocab_size = int(self.table.shape[0])
+        self.vocab_size = self.table.shape[0]
         self.eos_ids = eos_ids
 
     @classmethod

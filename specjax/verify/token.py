@@ -49,7 +49,7 @@ def verify_token(log_p: jax.Array, proposal: Proposal, noise: Noise) -> tuple[ja
 
 
 def log_residual(log_p: jax.Array, log_q: jax.Array | None, token: jax.Array) -> jax.Array:
-    """log (p - q)+, not normalised; p itself where rounding has left nothing.
+    """Log (p - q)+, not normalised; p itself where rounding has left nothing.
 
     A rejection has probability zero when p = q, but rounding can make it happen, and then p is the law.
 

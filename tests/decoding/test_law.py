@@ -72,7 +72,7 @@ def p_value(outcomes, settings):
 
 @pytest.mark.parametrize("filters", FILTERS)
 @pytest.mark.parametrize("temperature", (0.3, 1.0, 2.0))
-@pytest.mark.parametrize("gamma", (pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)))
+@pytest.mark.parametrize("gamma", (2, *(pytest.param(g, marks=pytest.mark.slow) for g in (1, 4))))
 def test_model_draft_keeps_the_law(gamma, temperature, filters):
     settings = {"temperature": temperature, **FILTERS[filters]}
     outcomes, out = draw(Model(DRAFT), gamma, settings, seed=gamma)
@@ -81,7 +81,9 @@ def test_model_draft_keeps_the_law(gamma, temperature, filters):
     assert np.sum(out.stats.accepted) < np.sum(out.stats.drafted)
 
 
-@pytest.mark.parametrize("draft", (NoDraft(), NoDraft(2), Ngram(), Model(TARGET)), ids=("none", "wide", "ngram", "self"))
+@pytest.mark.parametrize(
+    "draft", (NoDraft(), NoDraft(2), Ngram(), Model(TARGET)), ids=("none", "wide", "ngram", "self")
+)
 def test_other_drafts_keep_the_law(draft):
     settings = {"temperature": 1.0, **FILTERS["all"]}
     outcomes, _ = draw(draft, 2, settings, seed=5)
@@ -101,7 +103,8 @@ def test_rows_keep_their_own_law_under_a_draft_with_other_settings():
         return np.array([FILTERS[name].get(key, default) for name in order])[group]
 
     def rows(order):
-        settings = {key: spread(key, default, order) for key, default in (("top_k", 0), ("top_p", 1.0), ("min_p", 0.0))}
+        filters = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        settings = {key: spread(key, default, order) for key, default in filters.items()}
         penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
         settings |= {key: spread(key, float(key.startswith("rep")), order) for key in penalties}
         return settings | {"temperature": np.array([0.3, 1.0, 2.0, 0.7])[group]}

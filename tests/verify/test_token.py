@@ -33,7 +33,7 @@ def apply(rule, log_p, proposal, log_u, gumbel):
 
 
 def accept_probability(rule, log_p, proposal, slot):
-    """Probability that `slot` is accepted once the slots before it are: the u at which the rule turns, by bisection."""
+    """Probability that `slot` is accepted once those before it are: the u at which the rule turns."""
 
     def accepted(log_u):
         chosen = jnp.where(jnp.arange(GAMMA) < slot, -jnp.inf, 0.0).at[slot].set(log_u)
@@ -96,7 +96,8 @@ def emitted_law(rule, target, draft, live_of):
         if weight == 0:
             continue
         live = live_of(drafted)
-        proposal = Proposal(jnp.array(drafted, jnp.int32), jnp.int32(live), jnp.array(log_q), jnp.bool_(False))
+        tokens = jnp.array(drafted, jnp.int32)
+        proposal = Proposal(tokens, jnp.int32(live), jnp.array(log_q), jnp.bool_(False))
         log_p = jnp.array(log_p)
         for accepted in range(live + 1):
             if accepted < live:
@@ -173,7 +174,8 @@ def test_a_rejection_that_only_rounding_can_cause_falls_back_to_the_target():
     """p = q leaves no residual; a u above 1 forces the impossible rejection."""
     log_p = jnp.log(jnp.array([[0.5, 0.3, 0.2]] * 3))
     proposal = Proposal(jnp.array([0, 0]), jnp.int32(2), log_p[:2], jnp.bool_(False))
-    n_accepted, token = apply(verify_token, log_p, proposal, jnp.array([0.1, 0.1]), jnp.array([0.0, 9.0, 0.0]))
+    above_one = jnp.array([0.1, 0.1])
+    n_accepted, token = apply(verify_token, log_p, proposal, above_one, jnp.array([0.0, 9.0, 0.0]))
     assert (int(n_accepted), int(token)) == (0, 1)
 
 

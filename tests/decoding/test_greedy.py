@@ -1,0 +1,236 @@
+"""Greedy text does not depend on the draft, on gamma, on neighbours or on where a row sits."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import specjax
+from specjax.decoding.invariants import Violation
+from specjax.drafts import Model, Ngram, NoDraft
+from specjax.models.config import ModelConfig
+from specjax.models.transformer import Transformer
+from tests.scripted import Scripted
+
+CONFIG = ModelConfig(
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=48,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    tie_embeddings=True,
+)
+
+
+def transformer(seed, **changes):
+    return Transformer(dataclasses.replace(CONFIG, **changes), rngs=nnx.Rngs(seed))
+
+
+def perturbed(model, scale, seed=0):
+    """A copy whose weights have noise added, relative to each weight's own spread."""
+    graphdef, weights = nnx.split(model)
+    leaves, treedef = jax.tree.flatten(weights)
+    rng = np.random.default_rng(seed)
+    noisy = [
+        leaf + scale * float(np.std(leaf)) * rng.normal(size=leaf.shape).astype(leaf.dtype) for leaf in leaves
+    ]
+    return nnx.merge(graphdef, jax.tree.unflatten(treedef, noisy))
+
+
+NEW = 48
+BATCH, WIDTH = 8, 12
+
+TARGET = transformer(0)
+DRAFTS = {
+    "ngram": Ngram(),
+    "self": Model(TARGET),
+    "perturbed": Model(perturbed(TARGET, 0.3)),
+    "other": Model(transformer(5, num_layers=1)),
+}
+
+
+def prompts(seed=0, batch=BATCH):
+    rng = np.random.default_rng(seed)
+    # Few distinct tokens, so that n-grams match.
+    return rng.integers(0, 6, (batch, WIDTH)).astype(np.int32), rng.integers(1, WIDTH + 1, batch).astype(
+        np.int32
+    )
+
+
+def run(draft, gamma, batch_of=None, **kwargs):
+    config = specjax.DecodeConfig(max_new_tokens=NEW, gamma=gamma, debug=True)
+    tokens, lengths = batch_of or prompts()
+    return specjax.generate(TARGET, tokens, lengths, draft=draft, config=config, **kwargs)
+
+
+@pytest.mark.parametrize(
+    "gamma", (1, 4, pytest.param(2, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow))
+)
+@pytest.mark.parametrize("name", DRAFTS)
+def test_speculative_text_equals_plain_text(name, gamma):
+    plain = run(NoDraft(width=gamma), gamma)
+    out = run(DRAFTS[name], gamma)
+    np.testing.assert_array_equal(out.tokens, plain.tokens)
+    np.testing.assert_array_equal(out.finish_reasons, plain.finish_reasons)
+    if name == "self":
+        np.testing.assert_array_equal(out.stats.accepted, out.stats.drafted)
+    if name in ("ngram", "perturbed"):
+        accepted, drafted = np.sum(out.stats.accepted), np.sum(out.stats.drafted)
+        assert 0 < accepted < drafted
+
+
+@pytest.mark.smoke
+def test_float32_text_does_not_depend_on_the_compiled_width():
+    np.testing.assert_array_equal(run(NoDraft(), 0).tokens, run(NoDraft(width=4), 4).tokens)
+
+
+@pytest.mark.smoke
+def test_every_pattern_of_acceptance_gives_the_same_text():
+    """The draft replays the answer with an error planted at a slot of its own in each row."""
+    plain = run(NoDraft(width=4), 4)
+    lengths = prompts()[1]
+    for shift in range(5):
+        wrong_at = (np.arange(BATCH) + shift) % 5
+        out = run(Scripted.of(plain.tokens, lengths, wrong_at), 4)
+        np.testing.assert_array_equal(out.tokens, plain.tokens)
+        # Slots before the wrong one are accepted, none from there on.
+        accepted = np.asarray(out.stats.accepted_at) > 0
+        np.testing.assert_array_equal(accepted, np.arange(4) < wrong_at[:, None])
+
+
+def test_a_row_alone_in_a_batch_and_at_another_place_gives_the_same_tokens():
+    settings = {"temperature": 1.0, "top_p": 0.95, "repetition_penalty": 1.1}
+    seeds = np.arange(100, 100 + BATCH)
+    tokens, lengths = prompts()
+    for draft in (Ngram(), Model(perturbed(TARGET, 0.3))):
+        together = run(draft, 3, sampling=specjax.Sampling(**settings, seed=seeds))
+        order = np.random.default_rng(0).permutation(BATCH)
+        moved = run(
+            draft,
+            3,
+            (tokens[order], lengths[order]),
+            sampling=specjax.Sampling(**settings, seed=seeds[order]),
+        )
+        np.testing.assert_array_equal(np.asarray(together.tokens)[order], moved.tokens)
+        for row in (0, 5):
+            alone = run(
+                draft,
+                3,
+                (tokens[row : row + 1], lengths[row : row + 1]),
+                sampling=specjax.Sampling(**settings, seed=seeds[row : row + 1]),
+            )
+            np.testing.assert_array_equal(alone.tokens[0], together.tokens[row])
+
+
+def test_equal_prompts_differ_by_seed_and_agree_with_equal_seeds():
+    tokens, lengths = np.tile(prompts()[0][:1], (4, 1)), np.full(4, WIDTH, np.int32)
+    differ = run(Ngram(), 3, (tokens, lengths), sampling=specjax.Sampling(temperature=1.0, seed=7))
+    agree = run(Ngram(), 3, (tokens, lengths), sampling=specjax.Sampling(temperature=1.0, seed=[7, 7, 9, 9]))
+    assert len({tuple(row) for row in np.asarray(differ.tokens)}) == 4
+    np.testing.assert_array_equal(agree.tokens[0], agree.tokens[1])
+    np.testing.assert_array_equal(agree.tokens[2], agree.tokens[3])
+    np.testing.assert_array_equal(agree.tokens[0], differ.tokens[0])
+
+
+def test_greedy_and_sampled_rows_share_a_batch():
+    mixed = run(Ngram(), 3, sampling=specjax.Sampling(temperature=np.arange(BATCH) % 2, seed=3))
+    greedy = run(Ngram(), 3)
+    sampled = run(Ngram(), 3, sampling=specjax.Sampling(temperature=1.0, seed=3))
+    np.testing.assert_array_equal(mixed.tokens[::2], greedy.tokens[::2])
+    np.testing.assert_array_equal(mixed.tokens[1::2], sampled.tokens[1::2])
+
+
+def test_acceptance_of_a_self_draft_does_not_drift():
+    """A hole in the draft's cache, or a rollback by one too many, costs acceptance and never changes text."""
+    config = specjax.DecodeConfig(max_new_tokens=400, gamma=3)
+    tokens, lengths = prompts(batch=2)
+    out = specjax.generate(TARGET, tokens, lengths, draft=Model(TARGET), config=config)
+    np.testing.assert_array_equal(out.stats.accepted, out.stats.drafted)
+    np.testing.assert_array_equal(out.stats.rounds, [100, 100])
+
+
+@pytest.mark.parametrize("smaller", (True, False))
+def test_padded_vocabularies_may_differ(smaller):
+    """Ids that the draft lacks are still reachable; ids that the target lacks are never drafted."""
+    draft = transformer(3, vocab_size=40 if smaller else 90)
+    out = run(Model(draft), 3, sampling=specjax.Sampling(temperature=1.0, seed=1))
+    assert np.max(out.tokens) >= 40
+    assert np.max(out.tokens) < 64
+    np.testing.assert_array_equal(run(Model(draft), 3).tokens, run(NoDraft(width=3), 3).tokens)
+
+
+def test_a_draft_at_the_end_of_its_context_stops_proposing():
+    limited = transformer(0, context_length=24)
+    out = run(Model(limited), 4)
+    np.testing.assert_array_equal(out.tokens, run(NoDraft(width=4), 4).tokens)
+    _, lengths = prompts()
+    # It can guess up to the token at position 24; every row asks for text well beyond that.
+    np.testing.assert_array_less(np.asarray(out.stats.drafted), 24 + 1 - lengths + 4)
+    assert np.all(np.asarray(out.stats.draft_failures) == 0)
+
+
+def test_target_logits_that_are_not_finite_end_that_row_alone_and_keep_its_text():
+    row, place = 3, 10
+    plain = np.asarray(run(NoDraft(width=4), 4).tokens)
+    lengths = prompts()[1]
+    poison, position = int(plain[row, place]), int(lengths[row]) + place
+    at_position = [plain[other, position - lengths[other]] for other in range(BATCH) if other != row]
+    assert poison not in at_position
+
+    class Failing(Transformer):
+        """Answers NaN after a certain token at a certain position."""
+
+        def __call__(self, tokens, positions, cache, *, taps=()):
+            hidden, tapped, pending = super().__call__(tokens, positions, cache, taps=taps)
+            fails = (tokens == poison) & (positions == position)
+            return jnp.where(fails[..., None], jnp.nan, hidden), tapped, pending
+
+    failing = Failing(CONFIG, rngs=nnx.Rngs(0))
+    config = specjax.DecodeConfig(max_new_tokens=NEW, gamma=4, debug=True)
+    for draft in (NoDraft(width=4), Scripted.of(plain, lengths, np.full(BATCH, 4))):
+        out = specjax.generate(failing, *prompts(), draft=draft, config=config)
+        assert out.finish_reasons[row] == specjax.FinishReason.ERROR
+        kept = int(out.lengths[row])
+        assert 0 < kept <= place + 1
+        np.testing.assert_array_equal(out.tokens[row, :kept], plain[row, :kept])
+        np.testing.assert_array_equal(out.tokens[row, kept:], 0)
+        rest = np.arange(BATCH) != row
+        np.testing.assert_array_equal(np.asarray(out.tokens)[rest], plain[rest])
+
+
+def test_debug_names_the_row_and_the_invariant():
+    config = specjax.DecodeConfig(max_new_tokens=NEW, gamma=4, debug=True)
+    decoder = specjax.Decoder(TARGET, Model(TARGET), config)
+
+    def broken(**changes):
+        state = decoder.run_rounds(decoder.start(*prompts()), 2)
+        return decoder.run_rounds(dataclasses.replace(state, **{k: f(state) for k, f in changes.items()}), 1)
+
+    row_2 = np.arange(BATCH) == 2
+    with pytest.raises(specjax.InvariantError, match="row 2: CACHE_LENGTH"):
+        broken(cached_length=lambda state: state.cached_length - row_2)
+    with pytest.raises(specjax.InvariantError, match="row 2: POSITIONS"):
+        broken(cached_length=lambda state: state.cached_length + row_2)
+    with pytest.raises(specjax.InvariantError, match="row 2: TEXT_AFTER_END"):
+        broken(tokens=lambda state: state.tokens.at[2, -1].set(9))
+    with pytest.raises(specjax.InvariantError, match="row 2: DRAFT_AHEAD"):
+        broken(draft=lambda state: dataclasses.replace(state.draft, length=state.draft.length + 9 * row_2))
+
+
+def test_violations_are_told_without_debug_too():
+    @dataclasses.dataclass(frozen=True)
+    class Overdrawn(Ngram):
+        """Claims more live tokens than a round has slots."""
+
+        def propose(self, module, carry, context):
+            proposal, carry = super().propose(module, carry, context)
+            return dataclasses.replace(proposal, live=jnp.full_like(proposal.live, 9)), carry
+
+    config = specjax.DecodeConfig(max_new_tokens=4, gamma=4)
+    out = specjax.generate(TARGET, *prompts(), draft=Overdrawn(), config=config)
+    assert np.all(np.asarray(out.violations) & Violation.LIVE_RANGE)
