@@ -1,6 +1,14 @@
 """Tools for tests of one's own models, drafts and rules."""
 
 from specjax.testing.check_model import ModelContractError, check_model
+from specjax.testing.compiles import CompileCount, count_compiles
 from specjax.testing.table_lm import TableLM, sequence_law
 
-__all__ = ["ModelContractError", "TableLM", "check_model", "sequence_law"]
+__all__ = [
+    "CompileCount",
+    "ModelContractError",
+    "TableLM",
+    "check_model",
+    "count_compiles",
+    "sequence_law",
+]
