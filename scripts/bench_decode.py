@@ -5,8 +5,8 @@
 
 The file holds one JSON object a line with `prompt`, or Spec-Bench's `turns` (the first is used) and `task`.
 Greedy, batch 1, the same number of new tokens in every arm, end-of-text ignored. The arms take turns on each
-prompt, so that a busy machine slows all alike; a figure is the median over the repeats, and ratios are medians
-of ratios within a turn. "Plain" scores one token a round, its fastest width.
+prompt, so that a busy machine slows all alike; a figure is the median over the repeats, and ratios are
+medians of ratios within a turn. "Plain" scores one token a round, its fastest width.
 """
 
 from __future__ import annotations
@@ -142,9 +142,7 @@ def main() -> None:
     )
     print(f", {peer.version}" if peer else "")
     print(f"load average at the end {os.getloadavg()[0]:.1f}\n")
-    print(
-        "| arm | tokens/s decode | tokens/s with prefill | tokens per round | x plain, decode | x plain, with prefill |"
-    )
+    print("| arm | tokens/s decode | with prefill | tokens per round | x plain, decode | with prefill |")
     print("|---|---|---|---|---|---|")
     for name in arms:
         print(
@@ -154,9 +152,8 @@ def main() -> None:
         )
     if peer:
         peer_speed = new_tokens / statistics.median(total["transformers"])
-        print(
-            f"| transformers | | {peer_speed:.1f} | 1.00 | | {ratio(total['plain'], total['transformers']):.2f} |"
-        )
+        relative = ratio(total["plain"], total["transformers"])
+        print(f"| transformers | | {peer_speed:.1f} | 1.00 | | {relative:.2f} |")
 
 
 def ratio(base: list[float], other: list[float]) -> float:

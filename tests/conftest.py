@@ -14,6 +14,21 @@ import pytest
 from flax import nnx
 
 GOLDENS = Path(__file__).parent / "goldens"
+DEMO_PROMPTS = Path(__file__).parents[1] / "configs" / "demo_prompts.jsonl"
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--prompts",
+        default=str(DEMO_PROMPTS),
+        help="JSONL of prompts for the tests of real models, one object with `prompt` or `turns` a line",
+    )
+
+
+@pytest.fixture(scope="session")
+def prompt_file(request) -> str:
+    """Where the tests of real models take their prompts from."""
+    return request.config.getoption("--prompts")
 
 
 @pytest.fixture(scope="session")

@@ -45,7 +45,7 @@ def test_one_compile_serves_every_value():
     def call(index, **kwargs):
         return specjax.generate(TARGET, *prompts(index), draft=Model(DRAFT), config=CONFIG, **kwargs)
 
-    for index, kwargs in enumerate(calls):  # small operations that make arrays of the arguments
+    for kwargs in calls:  # small operations that make arrays of the arguments
         specjax.decoding.decoder.make_request(
             BATCH, CONFIG, VOCAB, kwargs.get("sampling"), kwargs.get("draft_sampling"), kwargs.get("stop"), ()
         )

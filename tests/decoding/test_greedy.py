@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from specjax.decoding.invariants import Violation
 from specjax.drafts import Model, Ngram, NoDraft
 from specjax.models.config import ModelConfig
 from specjax.models.transformer import Transformer
+from tests.perturb import perturbed
 from tests.scripted import Scripted
 
 CONFIG = ModelConfig(
@@ -29,17 +29,6 @@ CONFIG = ModelConfig(
 
 def transformer(seed, **changes):
     return Transformer(dataclasses.replace(CONFIG, **changes), rngs=nnx.Rngs(seed))
-
-
-def perturbed(model, scale, seed=0):
-    """A copy whose weights have noise added, relative to each weight's own spread."""
-    graphdef, weights = nnx.split(model)
-    leaves, treedef = jax.tree.flatten(weights)
-    rng = np.random.default_rng(seed)
-    noisy = [
-        leaf + scale * float(np.std(leaf)) * rng.normal(size=leaf.shape).astype(leaf.dtype) for leaf in leaves
-    ]
-    return nnx.merge(graphdef, jax.tree.unflatten(treedef, noisy))
 
 
 NEW = 48

@@ -1,0 +1,149 @@
+"""Greedy float32 text of the default model: the same with every draft, bit for bit at equal shapes."""
+
+import dataclasses
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import specjax
+from specjax.drafts import Model, Ngram, NoDraft
+from specjax.models import ModelConfig, Transformer
+from specjax.models.feed import feed
+from tests.perturb import perturbed
+
+NEW = 64
+NEAR_TIE = 1e-3  # logits of one text in two float32 shapes differ by some 1e-5; a fault differs by whole nats
+
+
+def chat_ids(lm, path, count):
+    with open(path, encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
+    texts = [row.get("prompt") or row["turns"][0] for row in rows]
+    step = max(len(texts) // count, 1)
+    return [ids for ids in map(lm.encode_chat, texts[::step]) if len(ids) <= 512][:count]
+
+
+def batches(prompts, size):
+    """Prompts as (tokens int32[size, P], lengths int32[size]); the last ones come twice to fill a batch."""
+    width = -(-max(map(len, prompts)) // 64) * 64
+    for first in range(0, len(prompts), size):
+        rows = (prompts[first : first + size] + prompts[:size])[:size]
+        tokens = np.zeros((size, width), np.int32)
+        for row, ids in zip(tokens, rows, strict=True):
+            row[: len(ids)] = ids
+        yield tokens, np.array([len(ids) for ids in rows], np.int32)
+
+
+def first_layers(model, count):
+    """A model of the first layers alone: a poor draft that shares the vocabulary."""
+    small = nnx.merge(*nnx.split(model))
+    small.layers = nnx.List(list(small.layers)[:count])
+    small.config = dataclasses.replace(model.config, num_layers=count)
+    return small
+
+
+def draft_of(name, model):
+    return {
+        "ngram": lambda: Ngram(),
+        "perturbed": lambda: Model(perturbed(model, 0.02)),
+        "layers": lambda: Model(first_layers(model, 2)),
+    }[name]()
+
+
+def margin(model, text, left, right):
+    """How far apart the logits of two tokens are after a text."""
+    tokens = jnp.asarray([text], jnp.int32)
+    stop = jnp.array([len(text) - 1])
+    cache = feed(
+        model, model.init_cache(1, len(text) + 128), tokens, start=jnp.array([0]), stop=stop, chunk=128
+    )
+    hidden, _, _ = model(tokens[:, -1:], stop[:, None], cache)
+    logits = model.logits(hidden)[0, 0]
+    return abs(float(logits[left] - logits[right]))
+
+
+@pytest.mark.parametrize("draft", ("ngram",))
+@pytest.mark.parametrize("gamma", (4,))
+@pytest.mark.parametrize("batch", (4,))
+def test_greedy_text_of_real_prompts(smollm2, prompt_file, draft, gamma, batch):
+    check_greedy(smollm2, prompt_file, draft, gamma, batch, count=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draft", ("ngram", "perturbed", "layers"))
+@pytest.mark.parametrize("gamma", (1, 2, 4, 8))
+@pytest.mark.parametrize("batch", (1, 8))
+def test_greedy_text_of_many_prompts(smollm2, prompt_file, draft, gamma, batch):
+    check_greedy(smollm2, prompt_file, draft, gamma, batch, count=20)
+
+
+def check_greedy(lm, prompt_file, draft, gamma, batch, count):
+    def decoder(draft):
+        return specjax.Decoder(lm.model, draft, specjax.DecodeConfig(max_new_tokens=NEW, gamma=gamma))
+
+    prompts = chat_ids(lm, prompt_file, count)
+    speculative = decoder(draft_of(draft, lm.model))
+    equal_width, fastest = decoder(NoDraft(width=gamma)), decoder(NoDraft())
+    accepted = 0
+    for tokens, lengths in batches(prompts, batch):
+        out = speculative.generate(tokens, lengths)
+        plain = equal_width.generate(tokens, lengths)
+        np.testing.assert_array_equal(out.tokens, plain.tokens)
+        np.testing.assert_array_equal(out.finish_reasons, plain.finish_reasons)
+        assert not np.any(out.violations)
+        accepted += int(np.sum(out.stats.accepted))
+
+        other = np.asarray(fastest.generate(tokens, lengths).tokens)
+        for row in range(batch):
+            differs = np.flatnonzero(other[row] != np.asarray(plain.tokens)[row])
+            if len(differs):
+                at = differs[0]
+                text = [*tokens[row, : lengths[row]], *other[row, :at]]
+                assert margin(lm.model, text, other[row, at], int(plain.tokens[row, at])) < NEAR_TIE
+    assert accepted > 0 or draft == "layers"
+
+
+@pytest.mark.slow
+def test_a_long_context_of_the_real_model(smollm2):
+    rng = np.random.default_rng(0)
+    # 2,000 tokens with repetitions, so that n-grams match and the text goes on copying.
+    piece = rng.integers(1000, 40000, 250)
+    ids = np.tile(piece, 8).astype(np.int32)[None]
+    lengths = np.array([ids.shape[1]], np.int32)
+
+    def run(draft):
+        config = specjax.DecodeConfig(max_new_tokens=NEW, gamma=4)
+        return specjax.generate(smollm2.model, ids, lengths, draft=draft, config=config)
+
+    out, plain = run(Ngram()), run(NoDraft(width=4))
+    np.testing.assert_array_equal(out.tokens, plain.tokens)
+    assert np.sum(out.stats.accepted) > 0
+
+
+@pytest.mark.slow
+def test_a_context_of_4000_tokens_of_a_tiny_model():
+    config = ModelConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        context_length=8192,
+    )
+    target = Transformer(config, rngs=nnx.Rngs(0))
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 64, (3, 4000)).astype(np.int32)
+    lengths = np.array([4000, 513, 2048], np.int32)
+
+    def run(draft, gamma=4):
+        config = specjax.DecodeConfig(max_new_tokens=200, gamma=gamma, debug=True)
+        return specjax.generate(target, tokens, lengths, draft=draft, config=config)
+
+    plain = run(NoDraft(width=4))
+    for draft in (Ngram(), Model(target), Model(perturbed(target, 0.3))):
+        np.testing.assert_array_equal(run(draft).tokens, plain.tokens)
