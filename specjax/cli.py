@@ -25,7 +25,6 @@ from specjax.text.prompts import BadLine, Prompt, read_jsonl
 from specjax.text.session import Session, Settings
 
 _OK, _FAILED, _UNUSABLE, _INTERRUPTED, _BROKEN_PIPE = 0, 1, 2, 130, 141
-_NGRAM_GAMMA, _MODEL_GAMMA = 8, 4
 _ANY_VOCABULARY = 2**31 - 1  # flags are checked before a model is there
 _SAMPLING = (
     *("temperature", "top_k", "top_p", "min_p", "min_new_tokens", "seed"),
@@ -63,8 +62,8 @@ class Generate:
     """What guesses tokens: ngram (from the text so far), none, or a model with the same tokenizer."""
     on_draft_failure: Literal["plain", "fail"] = "plain"
     """If the draft cannot be used: warn and decode without, or refuse."""
-    gamma: int | None = None
-    """Draft tokens in each round; 8 for the ngram draft, whose guesses cost nothing, and 4 for a model."""
+    gamma: int = 4
+    """Draft tokens in each round."""
 
     max_new_tokens: int = 128
     """Tokens to generate at most."""
@@ -116,10 +115,7 @@ class Generate:
             raise ValueError("--compare needs a draft; --draft is none")
         if self.raw and self.system is not None:
             raise ValueError("--system needs the chat template, which --raw turns off")
-        gamma = self.gamma
-        if gamma is None:
-            gamma = _NGRAM_GAMMA if self.draft == "ngram" else _MODEL_GAMMA
-        config = DecodeConfig(max_new_tokens=self.max_new_tokens, gamma=gamma, logprobs=self.logprobs)
+        config = DecodeConfig(max_new_tokens=self.max_new_tokens, gamma=self.gamma, logprobs=self.logprobs)
         sampling = Sampling(**{name: getattr(self, name) for name in _SAMPLING})
         make_request(1, config, _ANY_VOCABULARY, sampling, None, Stop(), ())
         return Settings(

@@ -194,14 +194,6 @@ def test_what_is_found_out_after_loading(run, arguments, message):
     assert re.search(message, err)
 
 
-@pytest.mark.parametrize(
-    "flags, gamma",
-    [({}, 8), ({"draft": "a/model"}, 4), ({"gamma": 0}, 0), ({"draft": "a/model", "gamma": 6}, 6)],
-)
-def test_gamma_suits_the_draft(flags, gamma):
-    assert cli.Generate(**flags).settings().config.gamma == gamma
-
-
 def test_unknown_flags_and_commands_are_refused(capsys):
     for arguments in (["generate", "--no-such-flag"], ["transmogrify"], []):
         with pytest.raises(SystemExit) as refused:

@@ -72,7 +72,10 @@ def write(cache: jax.Array, fresh: jax.Array, positions: jax.Array) -> jax.Array
         zero = jnp.zeros_like(offset)
         return jax.lax.dynamic_update_slice(row, update, (zero, offset, zero))
 
-    return jax.vmap(write_row)(cache, fresh.swapaxes(1, 2).astype(cache.dtype), positions[:, 0])
+    written = jax.vmap(write_row)(cache, fresh.swapaxes(1, 2).astype(cache.dtype), positions[:, 0])
+    # The barrier keeps XLA from fusing the write into attention as well: on CPU it would write the same slots
+    # twice, into two copies of the whole cache (float32, one row, one token).
+    return jax.lax.optimization_barrier(written)
 
 
 def attend(queries: jax.Array, keys: jax.Array, values: jax.Array, positions: jax.Array) -> jax.Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -217,6 +218,29 @@ def test_runs_merged_in_a_loop_body_and_captured_by_one(llama):
 
     merged = jax.jit(lambda weights: loop(lambda: nnx.merge(graphdef, weights)))(weights)
     np.testing.assert_array_equal(merged, loop(lambda: llama))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("batch, time, capacity", [(1, 1, 512), (2, 5, 1024)])
+def test_a_step_in_a_loop_copies_no_cache(dtype, batch, time, capacity):
+    model = nnx.eval_shape(lambda: Transformer(LLAMA, dtype=dtype, rngs=nnx.Rngs(0)))
+    graphdef, weights = nnx.split(model)
+
+    def loop(weights, tokens, cache):
+        def step(index, carry):
+            tokens, cache = carry
+            model = nnx.merge(graphdef, weights)
+            positions = jnp.broadcast_to(index + jnp.arange(time), tokens.shape)
+            hidden, _, cache = model(tokens, positions, cache)
+            return jnp.argmax(model.logits(hidden), axis=-1).astype(jnp.int32), cache
+
+        return jax.lax.fori_loop(0, 10, step, (tokens, cache))
+
+    cache = jax.eval_shape(lambda: model.init_cache(batch, capacity))
+    tokens = jax.ShapeDtypeStruct((batch, time), jnp.int32)
+    compiled = jax.jit(loop, donate_argnums=2).lower(weights, tokens, cache).compile()
+    shape = ",".join(map(str, cache.keys[0].shape))
+    assert not re.findall(rf"= \w+\[{shape}\]\S* copy\(.*", compiled.as_text())
 
 
 def test_bad_calls_are_refused_while_tracing(llama):
