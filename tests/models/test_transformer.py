@@ -220,8 +220,17 @@ def test_runs_merged_in_a_loop_body_and_captured_by_one(llama):
     np.testing.assert_array_equal(merged, loop(lambda: llama))
 
 
+COPIED_BEFORE_JAX_0_12 = pytest.mark.xfail(
+    jax.__version_info__ < (0, 12),
+    reason="older XLA drops optimization barriers before it fuses",
+    strict=False,
+)
+
+
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("batch, time, capacity", [(1, 1, 512), (2, 5, 1024)])
+@pytest.mark.parametrize(
+    "batch, time, capacity", [pytest.param(1, 1, 512, marks=COPIED_BEFORE_JAX_0_12), (2, 5, 1024)]
+)
 def test_a_step_in_a_loop_copies_no_cache(dtype, batch, time, capacity):
     model = nnx.eval_shape(lambda: Transformer(LLAMA, dtype=dtype, rngs=nnx.Rngs(0)))
     graphdef, weights = nnx.split(model)
