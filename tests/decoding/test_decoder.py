@@ -181,8 +181,8 @@ def test_a_processor_of_the_callers_own_is_exact_under_speculation():
         return specjax.generate(TARGET, *prompts(), draft=draft, config=CONFIG, processors=(NeverTwice(),))
 
     plain, speculative = run(specjax.drafts.NoDraft(width=3)), run(Model(TARGET))
-    assert_rows = np.asarray(plain.tokens)
-    assert (assert_rows[:, 1:] != assert_rows[:, :-1]).all()
+    text = np.asarray(plain.tokens)
+    assert (text[:, 1:] != text[:, :-1]).all()
     np.testing.assert_array_equal(speculative.tokens, plain.tokens)
     np.testing.assert_array_equal(speculative.stats.accepted, speculative.stats.drafted)
     free = specjax.generate(TARGET, *prompts(), config=CONFIG)

@@ -127,7 +127,6 @@ def test_a_draft_that_breaks_down_midway_keeps_the_law():
     assert p_value(outcomes, settings) > LEVEL
     failures = np.asarray(out.stats.draft_failures)
     assert 0 < np.mean(failures > 0) < 1
-    assert np.all(np.asarray(out.stats.accepted)[failures == 0] >= 0)
     assert np.sum(np.asarray(out.stats.accepted)[failures > 0]) > 0
 
 
