@@ -66,8 +66,10 @@ class DecodeConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"DecodeConfig.{name} is {value!r}; expected an integer of at least {least}")
-        if self.capacity is not None and self.capacity < 1:
-            raise ValueError(f"DecodeConfig.capacity is {self.capacity}; expected at least 1, or None")
+        if self.capacity is not None and not (isinstance(self.capacity, int) and self.capacity >= 1):
+            raise ValueError(
+                f"DecodeConfig.capacity is {self.capacity!r}; expected an integer of at least 1, or None"
+            )
         if self.rule != "auto" and self.rule not in RULES:
             raise ValueError(f"DecodeConfig.rule is {self.rule!r}; expected one of 'auto', {_names(RULES)}")
 

@@ -111,22 +111,34 @@ class Decoder:
     ) -> DecodeState:
         """Appends prompt tokens to the text of rows, so that a conversation goes on without prefilling again.
 
-        The rows' outputs, budgets and statistics start anew; seeds keep counting rounds. Needs a
-        `DecodeConfig.capacity` that holds the whole conversation. The given state is used up.
+        The rows' outputs, budgets and statistics start anew. Sampling is that of `start` unless it is given
+        anew, and so is what ends a row; seeds keep counting rounds. Needs a `DecodeConfig.capacity` that
+        holds the whole conversation. The given state is used up.
 
         Args:
-            new_prompt_tokens: int32[B, P'], right-padded.
-            new_lengths: int32[B]; rows with 0 stay as they are.
+            new_prompt_tokens: int32[B, P'], right-padded; another P' compiles anew.
+            new_lengths: int32[B]; rows with 0 stay as they are, and so does a row that ended with an error.
+
+        Raises:
+            TypeError, ValueError: as in `specjax.generate`; also for another number of rows than the state's.
         """
+        batch = state.length.shape[0]
         vocab_size = self.target.vocab_size
         tokens, lengths = prompt_arrays(
             new_prompt_tokens, new_lengths, vocab_size, shortest=0, name="new_prompt_tokens"
         )
-        request = self._request(tokens.shape[0], sampling, draft_sampling, stop)
+        if tokens.shape[0] != batch:
+            raise ValueError(f"new_prompt_tokens has {tokens.shape[0]} rows; expected {batch}, as the state")
+        request = self._request(batch, sampling, draft_sampling, stop)
+        request = _inherit(request, state.request, sampling, draft_sampling, stop)
         programs = self._compiled_for(state)
         if concrete(lengths) and concrete(state.length):
-            total = jnp.where(lengths > 0, state.length + lengths, 0)
-            check_capacity(request, total, programs.program.capacity)
+            extended = np.asarray(lengths) > 0
+            budgets = dataclasses.replace(
+                request.stop, max_new_tokens=jnp.where(extended, request.stop.max_new_tokens, 0)
+            )
+            total = jnp.where(extended, state.length + lengths, 0)
+            check_capacity(dataclasses.replace(request, stop=budgets), total, programs.program.capacity)
         return programs.extend(self._weights, state, tokens, lengths, request)
 
     def result(self, state: DecodeState) -> GenerateResult:
@@ -165,7 +177,10 @@ class Decoder:
                 return
 
     def compile(self, batch: int, prompt_width: int) -> Decoder:
-        """Compiles everything that calls of this shape need, by running them with nothing to generate."""
+        """Compiles what `generate`, `start`, `run_rounds` and `result` of this shape need.
+
+        It runs them with nothing to generate. `extend` compiles on its first call with each width.
+        """
         prompts = np.zeros((batch, prompt_width), np.int32)
         nothing = Stop(max_new_tokens=0)
         lengths = np.ones(batch, np.int32)
@@ -208,6 +223,29 @@ class Decoder:
         if self.config.debug and concrete(out.violations):
             raise_on_violation(out.violations)
         return out
+
+
+def _inherit(
+    request: Request,
+    old: Request,
+    sampling: Sampling | None,
+    draft_sampling: Sampling | None,
+    stop: Stop | None,
+) -> Request:
+    """The request with what was not given taken from the old one, whose buffers may be used up: copies."""
+    old = jax.tree.map(jnp.copy, old)
+    if stop is None:
+        request = dataclasses.replace(request, stop=old.stop)
+    if sampling is None:
+        request = dataclasses.replace(request, sampling=old.sampling, seed=old.seed)
+        if draft_sampling is None:
+            request = dataclasses.replace(request, draft_sampling=old.draft_sampling)
+    eos_ids = request.stop.eos_ids
+    return dataclasses.replace(
+        request,
+        sampling=dataclasses.replace(request.sampling, eos_ids=eos_ids),
+        draft_sampling=dataclasses.replace(request.draft_sampling, eos_ids=eos_ids),
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -117,8 +117,8 @@ def _cut(state: DecodeState, block: Block, sound: jax.Array) -> tuple[Block, jax
 
     Args:
         sound: bool[B, T], whether a token could be drawn at each position. A row that would emit one drawn
-            where it could not emits nothing and ends with an error; what lies behind the row's end is no text
-            and counts for nothing.
+            where it could not ends with an error just before it, as plain decoding would; what lies behind
+            the row's end is no text and counts for nothing.
     """
     stop = state.request.stop
     reach = stop.sequences.shape[-1] - 1
@@ -127,10 +127,9 @@ def _cut(state: DecodeState, block: Block, sound: jax.Array) -> tuple[Block, jax
     history = jnp.where(generated, jnp.take_along_axis(state.tokens, jnp.maximum(source, 0), axis=1), -1)
 
     emitted, reason = find_end(stop, block.tokens, block.count, history, state.length - state.prompt_length)
-    emits = jnp.arange(block.tokens.shape[1], dtype=jnp.int32) < emitted[:, None]
-    faulty = jnp.any(~sound & emits, axis=1)
-    reason = jnp.where(faulty, int(FinishReason.ERROR), reason)
-    count = jnp.where(state.running & ~faulty, emitted, 0)
+    leading = jnp.sum(jnp.cumprod(sound, axis=1, dtype=jnp.int32), axis=1, dtype=jnp.int32)
+    reason = jnp.where(leading < emitted, int(FinishReason.ERROR), reason)
+    count = jnp.where(state.running, jnp.minimum(leading, emitted), 0)
     return Block(block.tokens, count), jnp.where(state.running, reason, state.finish_reason)
 
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.decoding.config import DecodeConfig, FinishReason
-from specjax.sampling.params import ArrayLike, nested, packed, per_row
+from specjax.sampling.params import ArrayLike, nested, packed, per_row, refuse_negative
 
 
 @jax.tree_util.register_dataclass
@@ -135,7 +135,7 @@ def _sequence_slots(sequences: Any, batch: int, slots: int, longest: int) -> jax
             f"sequences has {len(rows)} rows; expected one list for all or one for each of {batch} rows"
         )
     flat: list[Any] = []
-    for row in rows:
+    for index, row in enumerate(rows):
         if len(row) > slots:
             raise ValueError(
                 f"sequences holds {len(row)} for one row; expected at most {slots} (DecodeConfig.max_stop)"
@@ -146,6 +146,7 @@ def _sequence_slots(sequences: Any, batch: int, slots: int, longest: int) -> jax
                     f"sequences holds one of {len(sequence)} tokens; "
                     f"expected 1 to {longest} (DecodeConfig.max_stop_len)"
                 )
+            refuse_negative("sequences", sequence, index)
             flat += [*[-1] * (longest - len(sequence)), *sequence]
         flat += [-1] * longest * (slots - len(row))
     return packed(flat, (len(rows), slots, longest), batch, jnp.int32)

@@ -72,14 +72,16 @@ class Model:
         positions = start[:, None] + jnp.arange(window, dtype=jnp.int32)
         block = jnp.take_along_axis(text, jnp.minimum(positions, text.shape[1] - 1), axis=1)
         hidden, _, pending = module(block, positions, cache)
-        cache = module.commit(cache, pending, start, lag)
         hidden = jnp.take_along_axis(hidden, jnp.maximum(lag - 1, 0)[:, None, None], axis=1)
 
-        proposal, scratch = _draft_tokens(module, cache, hidden, context)
-        # What a positional cache holds of the drafted tokens stays there, to be used where they are accepted.
+        fed = module.commit(cache, pending, start, lag)
+        proposal, scratch = _draft_tokens(module, fed, hidden, context)
         # After a failure the window is fed again, in case it was the window that left NaN in the cache.
-        kept = scratch if _positional(module) else cache
-        return proposal, ModelCarry(kept, jnp.where(proposal.failed, start, target_length))
+        kept = jnp.where(proposal.failed, 0, lag)
+        # A positional cache also keeps the drafted tokens, to be used where they are accepted; what is not
+        # counted is overwritten. Any other holds the committed text alone.
+        cache = scratch if _positional(module) else module.commit(cache, pending, start, kept)
+        return proposal, ModelCarry(cache, start + kept)
 
     def commit(
         self,
@@ -89,12 +91,13 @@ class Model:
         accepted: jax.Array,
         new_length: jax.Array,
     ) -> ModelCarry:
+        length = carry.length
         if _positional(module):
             # The last draft token was never fed.
             fed = jnp.minimum(accepted, max(proposal.tokens.shape[1] - 1, 0))
-            length = carry.length + jnp.where(proposal.failed, 0, fed)
-            carry = dataclasses.replace(carry, length=jnp.minimum(length, new_length - 1))
-        return carry
+            length += jnp.where(proposal.failed, 0, fed)
+        # A row that has just ended, perhaps with an error, may not need all that was fed.
+        return dataclasses.replace(carry, length=jnp.minimum(length, new_length - 1))
 
     def cached_length(self, carry: ModelCarry) -> jax.Array:
         return carry.length

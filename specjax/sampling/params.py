@@ -167,6 +167,8 @@ def _bias_slots(sampling: Sampling, batch: int, slots: int) -> tuple[jax.Array, 
     ids, values = [], []
     for row in range(rows):
         bias, banned = row_biases[row % len(row_biases)], row_bans[row % len(row_bans)]
+        refuse_negative("logit_bias", list(bias), row)
+        refuse_negative("banned_tokens", banned, row)
         pairs = [*bias.items(), *((token, -jnp.inf) for token in banned)]
         if len(pairs) > slots:
             raise ValueError(
@@ -177,6 +179,13 @@ def _bias_slots(sampling: Sampling, batch: int, slots: int) -> tuple[jax.Array, 
         ids += [token for token, _ in pairs]
         values += [value for _, value in pairs]
     return packed(ids, (rows, slots), batch, jnp.int32), packed(values, (rows, slots), batch, jnp.float32)
+
+
+def refuse_negative(name: str, ids: Sequence[Any], row: int) -> None:
+    """Raises ValueError for a row's token id below 0, which would be taken for an empty slot."""
+    for token in ids:
+        if not isinstance(token, jax.core.Tracer) and token < 0:
+            raise ValueError(f"{name} is {token} in row {row}; expected ids from 0")
 
 
 def packed(values: Sequence[Any], shape: tuple[int, ...], batch: int, dtype: Any) -> jax.Array:

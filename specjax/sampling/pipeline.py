@@ -112,7 +112,10 @@ def log_law(rows: RowSampling, processed: jax.Array) -> jax.Array:
 
     sampled = ~rows.greedy
     temperature = spread(jnp.where(sampled, rows.temperature, 1.0)).astype(processed.dtype)
-    logits = processed / temperature[..., None]
+    # The likeliest is moved to 0 first: a small temperature would make +inf of it.
+    largest = jnp.max(processed, axis=-1, keepdims=True)
+    largest = jnp.where(jnp.isfinite(largest), largest, 0.0).astype(processed.dtype)
+    logits = (processed - largest) / temperature[..., None]
     filters = (
         (sampled & (rows.top_k > 0), rows.top_k, top_k_threshold),
         (sampled & (rows.top_p < 1), rows.top_p, top_p_threshold),

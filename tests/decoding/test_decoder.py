@@ -187,3 +187,17 @@ def test_a_processor_of_the_callers_own_is_exact_under_speculation():
     np.testing.assert_array_equal(speculative.stats.accepted, speculative.stats.drafted)
     free = specjax.generate(TARGET, *prompts(), config=CONFIG)
     assert not np.array_equal(free.tokens, plain.tokens)
+
+
+def test_extending_asks_for_the_rows_of_the_state_and_keeps_its_settings():
+    config = specjax.DecodeConfig(max_new_tokens=NEW, gamma=3, capacity=40)
+    decoder = specjax.Decoder(TARGET, Ngram(), config)
+    sampling, stop = specjax.Sampling(temperature=0.9, seed=5), specjax.Stop(max_new_tokens=[4, 4, 4, NEW])
+    state = decoder.run_rounds(decoder.start(*prompts(), sampling=sampling, stop=stop))
+    with pytest.raises(ValueError, match="new_prompt_tokens has 1 rows; expected 4"):
+        decoder.extend(state, np.ones((1, 2), np.int32), [2])
+    # Row 3 has no room for its budget again, and is not asked to.
+    extended = decoder.extend(state, np.ones((BATCH, 12), np.int32), [12, 2, 2, 0])
+    np.testing.assert_allclose(extended.request.sampling.temperature, 0.9)
+    np.testing.assert_array_equal(extended.request.seed, [5, 6, 7, 8])
+    np.testing.assert_array_equal(extended.request.stop.max_new_tokens, [4, 4, 4, NEW])

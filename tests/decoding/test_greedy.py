@@ -189,7 +189,7 @@ def test_target_logits_that_are_not_finite_end_that_row_alone_and_keep_its_text(
         out = specjax.generate(failing, *prompts(), draft=draft, config=config)
         assert out.finish_reasons[row] == specjax.FinishReason.ERROR
         kept = int(out.lengths[row])
-        assert 0 < kept <= place + 1
+        assert kept == place + 1  # what plain decoding keeps, whatever the block it is in
         np.testing.assert_array_equal(out.tokens[row, :kept], plain[row, :kept])
         np.testing.assert_array_equal(out.tokens[row, kept:], 0)
         np.testing.assert_array_equal(np.asarray(out.tokens)[rest], plain[rest])

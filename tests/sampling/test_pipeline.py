@@ -210,3 +210,12 @@ def test_without_a_need_for_the_law_the_likeliest_token_is_taken():
 )
 def test_what_can_be_drawn(raw, processed, expected):
     assert bool(drawable(jnp.array(raw), jnp.array(processed))) is expected
+
+
+@pytest.mark.parametrize("temperature", (1e-3, 1e-30, 1e-37))
+def test_a_tiny_temperature_takes_the_likeliest_token(temperature):
+    from specjax.sampling import Sampling, to_rows
+
+    rows = to_rows(Sampling(temperature=temperature), 1, eos_ids=jnp.full((1, 1), -1), max_bias=1)
+    law = log_law(rows, jnp.array([[3.0, 40.0, -jnp.inf, -20.0]]))
+    np.testing.assert_array_equal(law, [[-np.inf, 0.0, -np.inf, -np.inf]])
