@@ -214,8 +214,7 @@ def test_what_can_be_drawn(raw, processed, expected):
 
 @pytest.mark.parametrize("temperature", (1e-3, 1e-30, 1e-37))
 def test_a_tiny_temperature_takes_the_likeliest_token(temperature):
-    from specjax.sampling import Sampling, to_rows
-
     rows = to_rows(Sampling(temperature=temperature), 1, eos_ids=jnp.full((1, 1), -1), max_bias=1)
     law = log_law(rows, jnp.array([[3.0, 40.0, -jnp.inf, -20.0]]))
-    np.testing.assert_array_equal(law, [[-np.inf, 0.0, -np.inf, -np.inf]])
+    assert law[0, 1] == 0
+    assert np.all(np.delete(law[0], 1) < -1000)  # NaN is not
