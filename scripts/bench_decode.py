@@ -23,6 +23,7 @@ import jax
 import numpy as np
 
 import specjax
+from specjax.decoding import power_widths
 from specjax.models import default_model
 
 _WIDTH_STEP = 64
@@ -31,8 +32,10 @@ _WIDTH_STEP = 64
 class Arm:
     """A decoder; `run` gives prefill and decode seconds, and the tokens."""
 
-    def __init__(self, model: Any, draft: Any, gamma: int, new_tokens: int) -> None:
-        config = specjax.DecodeConfig(max_new_tokens=new_tokens, gamma=gamma)
+    def __init__(
+        self, model: Any, draft: Any, new_tokens: int, gamma: int, widths: tuple[int, ...] = ()
+    ) -> None:
+        config = specjax.DecodeConfig(max_new_tokens=new_tokens, gamma=gamma, verify_widths=widths)
         self.decoder = specjax.Decoder(model, draft, config)
 
     def run(self, ids: list[int], width: int) -> tuple[float, float, Any]:
@@ -105,8 +108,12 @@ def main() -> None:
     lm = specjax.load(arguments.model, dtype=arguments.dtype)
     gammas = [int(gamma) for gamma in arguments.gammas.split(",")]
     new_tokens = arguments.new_tokens
-    arms = {"plain": Arm(lm.model, specjax.drafts.NoDraft(), 0, new_tokens)}
-    arms |= {f"ngram {gamma}": Arm(lm.model, specjax.drafts.Ngram(), gamma, new_tokens) for gamma in gammas}
+    arms = {"plain": Arm(lm.model, specjax.drafts.NoDraft(), new_tokens, 0)}
+    for gamma in gammas:
+        ngram = specjax.drafts.Ngram()
+        arms[f"ngram {gamma}, one width"] = Arm(lm.model, ngram, new_tokens, gamma)
+        widths = power_widths(gamma)
+        arms[f"ngram {gamma}, widths {widths}"] = Arm(lm.model, ngram, new_tokens, gamma, widths)
     peer = None
     if arguments.peer_python:
         gguf = arguments.model if arguments.model.endswith(".gguf") else str(default_model.fetch())

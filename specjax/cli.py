@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
+import jax
+
 try:
     import rich  # noqa: F401
     import tyro
@@ -17,7 +19,7 @@ except ModuleNotFoundError as error:
         f"the command line needs the package {error.name!r}; install: pip install 'specjax[cli,models]'"
     ) from error
 
-from specjax.decoding import DecodeConfig, Stop
+from specjax.decoding import DecodeConfig, Stop, power_widths
 from specjax.decoding.arguments import make_request
 from specjax.sampling import Sampling
 from specjax.text.output import JsonOutput, TextOutput, stderr_console
@@ -63,7 +65,10 @@ class Generate:
     on_draft_failure: Literal["plain", "fail"] = "plain"
     """If the draft cannot be used: warn and decode without, or refuse."""
     gamma: int = 4
-    """Draft tokens in each round."""
+    """Draft tokens in each round, at most."""
+    verify_widths: tuple[int, ...] | None = None
+    """Numbers of tokens below gamma + 1 that a round scores where its draft is short enough. The default is
+    2, 3, 5, ... on CPUs, where each token costs time, and none elsewhere."""
 
     max_new_tokens: int = 128
     """Tokens to generate at most."""
@@ -115,7 +120,15 @@ class Generate:
             raise ValueError("--compare needs a draft; --draft is none")
         if self.raw and self.system is not None:
             raise ValueError("--system needs the chat template, which --raw turns off")
-        config = DecodeConfig(max_new_tokens=self.max_new_tokens, gamma=self.gamma, logprobs=self.logprobs)
+        widths = self.verify_widths
+        if widths is None:
+            widths = power_widths(self.gamma) if jax.default_backend() == "cpu" else ()
+        config = DecodeConfig(
+            max_new_tokens=self.max_new_tokens,
+            gamma=self.gamma,
+            verify_widths=widths,
+            logprobs=self.logprobs,
+        )
         sampling = Sampling(**{name: getattr(self, name) for name in _SAMPLING})
         make_request(1, config, _ANY_VOCABULARY, sampling, None, Stop(), ())
         return Settings(

@@ -132,7 +132,8 @@ def test_comparing(run, answer):
 
 def test_a_difference_from_plain_decoding_fails(run, monkeypatch):
     measure = generation.Runner.measure
-    answers = iter([[1, 2, 3], [1, 9, 3], [1, 2, 3]])
+    # Plain at equal width; speculative and plain; speculative at one width.
+    answers = iter([[1, 2, 3], [1, 9, 3], [1, 2, 3], [1, 9, 3]])
 
     def fake(runner, ids):
         return (next(answers), 1.0) if len(ids) > 1 else measure(runner, ids)  # a warm-up has one token

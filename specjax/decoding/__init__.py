@@ -1,6 +1,6 @@
 """Decoding: the round, the loop around it, and the ways to call it."""
 
-from specjax.decoding.config import DecodeConfig, FinishReason
+from specjax.decoding.config import DecodeConfig, FinishReason, power_widths
 from specjax.decoding.decoder import Decoder, StreamUpdate, decode, generate
 from specjax.decoding.invariants import InvariantError, Violation
 from specjax.decoding.state import DecodeState, GenerateResult, Stats
@@ -19,4 +19,5 @@ __all__ = [
     "Violation",
     "decode",
     "generate",
+    "power_widths",
 ]

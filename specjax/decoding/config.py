@@ -28,6 +28,10 @@ class DecodeConfig:
         max_new_tokens: width of the output. `Stop.max_new_tokens` gives rows smaller budgets without
             compiling anew.
         gamma: draft tokens per round. A round scores gamma + 1 tokens.
+        verify_widths: fewer tokens that a round may score, ascending, such as (2, 3, 5) for gamma 8. A round
+            scores as many as the longest proposal in the batch needs. It pays where each scored token costs
+            time (CPUs); each width makes the program larger. See `power_widths`. Needs a target with
+            `positional_cache`.
         rule: acceptance rule of sampled rows; "auto" picks one for the draft.
         capacity: tokens, prompt and output together, that a row can hold. None: the padded prompt width plus
             max_new_tokens. Give more to continue a conversation with `Decoder.extend`.
@@ -41,6 +45,7 @@ class DecodeConfig:
 
     max_new_tokens: int = 128
     gamma: int = 4
+    verify_widths: tuple[int, ...] = ()
     rule: str = "auto"
     capacity: int | None = None
     prefill_chunk: int = 128
@@ -66,6 +71,14 @@ class DecodeConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"DecodeConfig.{name} is {value!r}; expected an integer of at least {least}")
+        widths = self.verify_widths
+        if not isinstance(widths, tuple) or not all(isinstance(width, int) for width in widths):
+            raise ValueError(f"DecodeConfig.verify_widths is {widths!r}; expected a tuple of integers")
+        if list(widths) != sorted(set(widths)) or (widths and not 1 <= widths[0] <= widths[-1] <= self.gamma):
+            raise ValueError(
+                f"DecodeConfig.verify_widths is {widths}; expected ascending numbers from 1 to gamma, "
+                f"{self.gamma}"
+            )
         if self.capacity is not None and not (isinstance(self.capacity, int) and self.capacity >= 1):
             raise ValueError(
                 f"DecodeConfig.capacity is {self.capacity!r}; expected an integer of at least 1, or None"
@@ -80,6 +93,11 @@ class DecodeConfig:
     def resolve_rule(self) -> Rule:
         """The rule that "auto" stands for."""
         return RULES["token" if self.rule == "auto" else self.rule]
+
+
+def power_widths(gamma: int) -> tuple[int, ...]:
+    """`DecodeConfig.verify_widths` for proposals of 1, 2, 4, ... tokens: (2, 3, 5) for gamma 8."""
+    return tuple(2**power + 1 for power in range(gamma.bit_length()) if 2**power < gamma)
 
 
 def _names(names: object) -> str:

@@ -16,7 +16,8 @@ class Program:
     """Everything that the compiled loop depends on, apart from array shapes.
 
     Attributes:
-        gamma: draft slots, G; a round scores G + 1 tokens.
+        gamma: draft slots, G; a round scores G + 1 tokens at most.
+        widths: how many tokens a round may score, ascending, the last G + 1.
         capacity: tokens a row can hold.
         chunk: tokens fed at a time while catching up with a prompt.
         cache_capacity: slots of a cache. A row at its capacity still has room for the widest program that
@@ -29,6 +30,7 @@ class Program:
     pipeline: Pipeline
     vocab_size: int
     gamma: int
+    widths: tuple[int, ...]
     capacity: int
     chunk: int
 
@@ -40,14 +42,25 @@ class Program:
     def build(
         cls, target: Any, draft: Draft, config: DecodeConfig, capacity: int, processors: tuple[Any, ...]
     ) -> Program:
-        """The program for rows that hold `capacity` tokens."""
+        """The program for rows that hold `capacity` tokens.
+
+        Raises:
+            ValueError: the configuration asks for what the target cannot do.
+        """
+        if config.verify_widths and not getattr(target, "positional_cache", False):
+            raise ValueError(
+                f"DecodeConfig.verify_widths is {config.verify_widths}, but the target does not say "
+                "positional_cache; expected (), since its pending cache may have a shape for each width"
+            )
+        gamma = draft.slots(config.gamma)
         return cls(
             config=config,
             draft=draft.without_module(),
             rule=config.resolve_rule(),
             pipeline=Pipeline(processors),
             vocab_size=target.vocab_size,
-            gamma=draft.slots(config.gamma),
+            gamma=gamma,
+            widths=(*(width for width in config.verify_widths if width <= gamma), gamma + 1),
             capacity=capacity,
             chunk=min(config.prefill_chunk, max(capacity - config.max_new_tokens, 1)),
         )

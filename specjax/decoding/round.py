@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import chex
@@ -36,17 +37,14 @@ def decode_round(program: Program, target: Any, draft_module: Any, state: Decode
     sampling = state.request.sampling
     noise = Noise.of_round(state.request.seed, state.round, state.length, shared=program.rule.shares_noise)
     proposal, draft_carry = program.draft.propose(draft_module, state.draft, _context(program, state, noise))
-    batch, gamma = proposal.tokens.shape
-    chex.assert_shape(proposal.tokens, (batch, program.gamma))
+    gamma = program.gamma
+    chex.assert_shape(proposal.tokens, (state.length.shape[0], gamma))
 
-    # Score the last committed token and the draft tokens. Slots that are not live still hold real ids.
+    # Slots that are not live still hold real ids.
     drafted = jnp.clip(proposal.tokens, 0, program.vocab_size - 1)
     proposal = dataclasses.replace(proposal, tokens=drafted)
-    last = jnp.take_along_axis(state.tokens, (state.length - 1)[:, None], axis=1)
     positions = state.cached_length[:, None] + jnp.arange(gamma + 1, dtype=jnp.int32)
-    hidden, _, pending = target(jnp.concatenate([last, drafted], axis=1), positions, state.cache)
-    raw = target.logits(hidden)
-    chex.assert_shape(raw, (batch, gamma + 1, program.vocab_size))
+    raw, pending = _score(program, target, state, proposal, positions)
 
     # From logits to laws.
     processed = program.pipeline.process_block(sampling, state.processors, raw, drafted)
@@ -83,6 +81,30 @@ def decode_round(program: Program, target: Any, draft_module: Any, state: Decode
     return dataclasses.replace(new, violations=state.violations | flags(checks))
 
 
+def _score(
+    program: Program, target: Any, state: DecodeState, proposal: Proposal, positions: jax.Array
+) -> tuple[jax.Array, Any]:
+    """Scores the last committed token and the draft tokens, no more of them than the longest proposal needs.
+
+    Returns:
+        Raw logits [B, T, V], zero for tokens that were not scored, and the target's pending cache.
+    """
+    last = jnp.take_along_axis(state.tokens, (state.length - 1)[:, None], axis=1)
+    tokens = jnp.concatenate([last, proposal.tokens], axis=1)
+
+    def score(width: int) -> tuple[jax.Array, Any]:
+        hidden, _, pending = target(tokens[:, :width], positions[:, :width], state.cache)
+        raw = target.logits(hidden)
+        chex.assert_shape(raw, (tokens.shape[0], width, program.vocab_size))
+        return jnp.pad(raw, ((0, 0), (0, program.gamma + 1 - width), (0, 0))), pending
+
+    if len(program.widths) == 1:
+        return score(program.gamma + 1)
+    needed = jnp.max(proposal.live) + 1
+    narrower = jnp.sum(needed > jnp.array(program.widths), dtype=jnp.int32)
+    return jax.lax.switch(narrower, [functools.partial(score, width) for width in program.widths])
+
+
 def _context(program: Program, state: DecodeState, noise: Noise) -> RoundContext:
     greedy = state.request.sampling.greedy
     draft_rows = state.request.draft_sampling
@@ -95,6 +117,7 @@ def _context(program: Program, state: DecodeState, noise: Noise) -> RoundContext
         running=state.running,
         max_live=jnp.where(state.running, jnp.clip(useful, 0, program.gamma), 0),
         gamma=program.gamma,
+        widths=program.widths,
         vocab_size=program.vocab_size,
         chunk=program.chunk,
         rows=dataclasses.replace(draft_rows, temperature=jnp.where(greedy, 0.0, draft_rows.temperature)),

@@ -20,6 +20,9 @@ class Ngram(Stateless):
     the text is continued periodically, so that a repetition is proposed at full length. No weights, no cache:
     the proposal is a point mass. (Saxena, "Prompt Lookup Decoding", 2023.)
 
+    The longer the match, the likelier the text goes on as it did. Where narrower verify widths make a short
+    proposal cheaper (`DecodeConfig.verify_widths`), a match of n tokens proposes 2^(n-1) at most.
+
     Attributes:
         max_match: tokens compared at most.
         min_match: shorter matches propose nothing.
@@ -43,15 +46,17 @@ class Ngram(Stateless):
         width = matched.shape[1]
         positions = jnp.arange(width, dtype=jnp.int32)
         best = jnp.argmax(matched * width + positions, axis=1).astype(jnp.int32)
-        found = jnp.take_along_axis(matched, best[:, None], axis=1)[:, 0] >= self.min_match
+        longest = jnp.take_along_axis(matched, best[:, None], axis=1)[:, 0]
 
         period = jnp.maximum(context.length - 1 - best, 1)[:, None]
         slots = jnp.arange(context.gamma, dtype=jnp.int32)
         source = best[:, None] + 1 + slots % period
         # Text holds the caller's ids, which a traced call may have got wrong: such a row has ended already.
         tokens = jnp.take_along_axis(context.tokens, source, axis=1)
-        live = jnp.where(found, jnp.minimum(context.max_live, context.gamma), 0)
-        return Proposal(tokens=tokens, live=live, log_q=None, failed=jnp.zeros_like(found)), carry
+        live = jnp.where(longest >= self.min_match, context.max_live, 0)
+        if len(context.widths) > 1:
+            live = jnp.minimum(live, 1 << jnp.clip(longest - 1, 0, context.gamma.bit_length()))
+        return Proposal(tokens=tokens, live=live, log_q=None, failed=jnp.zeros_like(live, bool)), carry
 
 
 def match_lengths(tokens: jax.Array, length: jax.Array, longest: int) -> jax.Array:

@@ -45,6 +45,8 @@ class RoundContext:
         max_live: int32[B], how many draft tokens may be of use: 0 in finished rows, less than gamma near the
             end of the budget.
         gamma: draft slots of a round.
+        widths: how many tokens the target may score in a round, ascending, the last gamma + 1: if there are
+            more than one, a shorter proposal costs less to verify.
         vocab_size: V, the target's.
         chunk: tokens in one step of a catch-up.
         rows: the draft's sampling settings, greedy where the target is.
@@ -58,6 +60,7 @@ class RoundContext:
     running: jax.Array
     max_live: jax.Array
     gamma: int
+    widths: tuple[int, ...]
     vocab_size: int
     chunk: int
     rows: RowSampling

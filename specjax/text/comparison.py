@@ -20,6 +20,8 @@ class Comparison:
         identical: whether speculative decoding gave the tokens of plain decoding at equal compiled shapes.
             None where tokens are sampled: then only the distribution is the same.
         first_difference: index of the first generated token that differs, None if none does.
+        rounding_difference: index of the first token that differs only because narrower rounds are rounded
+            otherwise; None if there is none.
         speculative, plain: decode tokens per second, median of the repeats.
         plain_equal_width: the same, measured once.
         ratio: speculative to the faster of both plain ways, median of the repeats.
@@ -27,38 +29,60 @@ class Comparison:
 
     identical: bool | None
     first_difference: int | None
+    rounding_difference: int | None
     speculative: float
     plain_equal_width: float
     plain: float
     ratio: float
 
 
-def compare(runners: Sequence[Runner], ids: Sequence[int], repeats: int) -> Comparison:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ways:
+    """The ways of decoding that a comparison needs, warmed up except for `speculative_one_width`.
+
+    Attributes:
+        speculative: as it is used.
+        plain_equal_width: plain decoding that scores gamma + 1 tokens a round.
+        plain: as fast as it can.
+        speculative_one_width: scores gamma + 1 tokens in every round; None if `speculative` does.
+    """
+
+    speculative: Runner
+    plain_equal_width: Runner
+    plain: Runner
+    speculative_one_width: Runner | None = None
+
+
+def compare(ways: Ways, ids: Sequence[int], repeats: int) -> Comparison:
     """Decodes a prompt speculatively and plainly, in turns, so that a disturbance hits all alike.
 
     Two plain ways, because no single one answers both questions. One that scores as many tokens a round as
     the speculative way rounds alike, so greedy tokens must be equal: once is enough to see. One that scores a
-    single token is normally the fastest, and a speed-up over anything slower would be none.
+    single token is normally the fastest, and a speed-up over anything slower would be none. Where rounds of
+    several widths give other tokens, rounds of one width tell rounding from a fault.
 
     Args:
-        runners: speculative, plain at equal width, plain; warmed up.
-        repeats: how often the first and the last are measured, at least 1.
+        repeats: how often speculative and plain decoding are measured, at least 1.
     """
-    speculative, plain_equal_width, plain = runners
-    equal_tokens, seconds = plain_equal_width.measure(ids)
+    equal_tokens, seconds = ways.plain_equal_width.measure(ids)
     equal_speed = len(equal_tokens) / seconds
     speeds: list[tuple[float, float]] = []
     differences: list[int | None] = []
     for _ in range(repeats):
-        tokens, seconds = speculative.measure(ids)
-        plain_tokens, plain_seconds = plain.measure(ids)
+        tokens, seconds = ways.speculative.measure(ids)
+        plain_tokens, plain_seconds = ways.plain.measure(ids)
         speeds.append((len(tokens) / seconds, len(plain_tokens) / plain_seconds))
         differences.append(first_difference(tokens, equal_tokens))
-    greedy = bool(np.all(np.asarray(speculative.sampling.temperature) == 0))
+    greedy = bool(np.all(np.asarray(ways.speculative.sampling.temperature) == 0))
     difference = min((d for d in differences if d is not None), default=None) if greedy else None
+    rounding_difference = None
+    if difference is not None and ways.speculative_one_width is not None:
+        tokens, _ = ways.speculative_one_width.measure(ids)
+        rounding_difference, difference = difference, first_difference(tokens, equal_tokens)
     return Comparison(
         identical=difference is None if greedy else None,
         first_difference=difference,
+        rounding_difference=rounding_difference,
         speculative=statistics.median(own for own, _ in speeds),
         plain_equal_width=equal_speed,
         plain=statistics.median(other for _, other in speeds),

@@ -178,8 +178,13 @@ def describe(comparison: Comparison) -> str:
     """A comparison in one line."""
     if comparison.identical is None:
         identical = "identical: not asked, sampled tokens are equal in distribution only"
-    elif comparison.identical:
+    elif comparison.identical and comparison.rounding_difference is None:
         identical = "identical: yes"
+    elif comparison.identical:
+        identical = (
+            "identical: yes at one width; rounds of several widths are rounded otherwise "
+            f"from generated token {comparison.rounding_difference} on"
+        )
     else:
         identical = (
             f"identical: no, first at generated token {comparison.first_difference} "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -11,7 +12,7 @@ from specjax.decoding import DecodeConfig, Decoder, Stop
 from specjax.drafts import Draft, Model, Ngram, NoDraft
 from specjax.models.load import LanguageModel, load
 from specjax.sampling import Sampling
-from specjax.text.comparison import compare
+from specjax.text.comparison import Ways, compare
 from specjax.text.generation import Runner, padded_width
 from specjax.text.output import JsonOutput, TextOutput, status
 from specjax.text.prompts import BadLine, Prompt, encode
@@ -86,25 +87,32 @@ class Session:
         report = self._report()
         if not encoded:
             return report
-        runners = self._runners(padded_width(len(ids) for _, ids in encoded))
-        report.compile_seconds = self._warm_up(runners)
+        runner = self._runner(self._draft, padded_width(len(ids) for _, ids in encoded))
+        ways = self._ways(runner)
+        used = [runner] if ways is None else [runner, ways.plain_equal_width, ways.plain]
+        report.compile_seconds = self._warm_up(used)
         for prompt, ids in encoded:
-            entry = self._decode(prompt, ids, runners, output)
+            entry = self._decode(prompt, ids, runner, ways, output)
             report.entries.append(entry)
             if entry.generation.cancelled:
                 break
         return report
 
     def _decode(
-        self, prompt: Prompt, ids: list[int], runners: list[Runner], output: TextOutput | JsonOutput
+        self,
+        prompt: Prompt,
+        ids: list[int],
+        runner: Runner,
+        ways: Ways | None,
+        output: TextOutput | JsonOutput,
     ) -> Entry:
         output.begin(prompt)
-        generation = runners[0].generate(ids, output.show)
+        generation = runner.generate(ids, output.show)
         output.finish_text(generation)
         entry = Entry(prompt=prompt, generation=generation)
-        if len(runners) > 1 and not (generation.cancelled or generation.failed):
+        if ways is not None and not (generation.cancelled or generation.failed):
             with status(self._console, "comparing with plain decoding ..."):
-                comparison = compare(runners, ids, self._settings.repeats)
+                comparison = compare(ways, ids, self._settings.repeats)
             entry = dataclasses.replace(entry, comparison=comparison)
         output.end(entry)
         return entry
@@ -126,22 +134,28 @@ class Session:
             return NoDraft(), str(error)
         return draft, None
 
-    def _runners(self, prompt_width: int) -> list[Runner]:
-        """The way that was asked for, and for a comparison the plain ones; see `compare`."""
-        drafts = [self._draft]
-        if self._settings.repeats and not isinstance(self._draft, NoDraft):
-            drafts += [NoDraft(width=self._config.gamma), NoDraft()]
-        return [
-            Runner(
-                decoder=Decoder(self._lm.model, draft, self._config),
-                decode=self._lm.decode,
-                prompt_width=prompt_width,
-                sampling=self._settings.sampling,
-                stop=Stop(sequences=self._stop_ids),
-                stop_texts=self._settings.stop_texts,
-            )
-            for draft in drafts
-        ]
+    def _runner(self, draft: Draft, prompt_width: int, *, one_width: bool = False) -> Runner:
+        config = dataclasses.replace(self._config, verify_widths=()) if one_width else self._config
+        return Runner(
+            decoder=Decoder(self._lm.model, draft, config),
+            decode=self._lm.decode,
+            prompt_width=prompt_width,
+            sampling=self._settings.sampling,
+            stop=Stop(sequences=self._stop_ids),
+            stop_texts=self._settings.stop_texts,
+        )
+
+    def _ways(self, speculative: Runner) -> Ways | None:
+        """What a comparison needs; None if none is wanted."""
+        if not self._settings.repeats or isinstance(self._draft, NoDraft):
+            return None
+        runner = functools.partial(self._runner, prompt_width=speculative.prompt_width)
+        return Ways(
+            speculative=speculative,
+            plain_equal_width=runner(NoDraft(width=self._config.gamma), one_width=True),
+            plain=runner(NoDraft()),
+            speculative_one_width=runner(self._draft, one_width=True) if self._config.verify_widths else None,
+        )
 
     def _warm_up(self, runners: list[Runner]) -> float:
         seconds = 0.0

@@ -147,6 +147,10 @@ def test_stops_that_make_no_sense(stop, message):
         ({"capacity": 20.5}, "DecodeConfig.capacity is 20.5; expected an integer"),
         ({"capacity": 0}, "DecodeConfig.capacity is 0; expected an integer of at least 1"),
         ({"prefill_chunk": 0}, "DecodeConfig.prefill_chunk is 0"),
+        ({"verify_widths": 2}, "DecodeConfig.verify_widths is 2; expected a tuple of integers"),
+        ({"verify_widths": (3, 2)}, r"verify_widths is \(3, 2\); expected ascending numbers from 1 to gamma"),
+        ({"verify_widths": (5,)}, r"verify_widths is \(5,\); expected ascending numbers from 1 to gamma, 4"),
+        ({"verify_widths": (0, 2)}, r"verify_widths is \(0, 2\); expected ascending"),
         ({"rule": "best"}, "DecodeConfig.rule is 'best'; expected one of 'auto', 'token'"),
     ),
 )

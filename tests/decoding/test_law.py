@@ -40,9 +40,9 @@ FILTERS = {
 }
 
 
-def draw(draft, gamma, sampling, draft_sampling=None, seed=0):
+def draw(draft, gamma, sampling, draft_sampling=None, seed=0, verify_widths=()):
     """Outcomes int[SAMPLES]: the index of each row's three tokens among all continuations."""
-    config = specjax.DecodeConfig(max_new_tokens=TOKENS, gamma=gamma)
+    config = specjax.DecodeConfig(max_new_tokens=TOKENS, gamma=gamma, verify_widths=verify_widths)
     out = specjax.generate(
         TARGET,
         np.tile(np.array(PROMPT, np.int32), (SAMPLES, 1)),
@@ -82,11 +82,13 @@ def test_model_draft_keeps_the_law(gamma, temperature, filters):
 
 
 @pytest.mark.parametrize(
-    "draft", (NoDraft(), NoDraft(2), Ngram(), Model(TARGET)), ids=("none", "wide", "ngram", "self")
+    "draft, widths",
+    ((NoDraft(), ()), (NoDraft(2), ()), (Ngram(), ()), (Ngram(), (2,)), (Model(TARGET), ())),
+    ids=("none", "wide", "ngram", "ngram of two widths", "self"),
 )
-def test_other_drafts_keep_the_law(draft):
+def test_other_drafts_keep_the_law(draft, widths):
     settings = {"temperature": 1.0, **FILTERS["all"]}
-    outcomes, _ = draw(draft, 2, settings, seed=5)
+    outcomes, _ = draw(draft, 2, settings, seed=5, verify_widths=widths)
     assert p_value(outcomes, settings) > LEVEL
 
 

@@ -5,7 +5,7 @@ import pytest
 from specjax.decoding import DecodeConfig, Decoder, Stop
 from specjax.drafts import Ngram, NoDraft
 from specjax.sampling import Sampling
-from specjax.text.comparison import compare, first_difference
+from specjax.text.comparison import Ways, compare, first_difference
 from specjax.text.generation import Runner
 from tests.text.tiny import tiny_lm
 
@@ -24,16 +24,17 @@ class FakeRunner:
         return self.tokens, self.seconds.pop(0)
 
 
-def runners(*, speculative=(1, 2, 3), plain=(1, 2, 3), plain_seconds=8.0, **sampling):
-    return [
-        FakeRunner(list(speculative), [1.0, 1.0, 10.0], Sampling(**sampling)),
-        FakeRunner(list(plain), [plain_seconds]),
-        FakeRunner([1, 2, 3], [4.0, 2.0, 4.0]),
-    ]
+def ways(*, speculative=(1, 2, 3), plain=(1, 2, 3), plain_seconds=8.0, one_width=None, **sampling):
+    return Ways(
+        speculative=FakeRunner(list(speculative), [1.0, 1.0, 10.0], Sampling(**sampling)),
+        plain_equal_width=FakeRunner(list(plain), [plain_seconds]),
+        plain=FakeRunner([1, 2, 3], [4.0, 2.0, 4.0]),
+        speculative_one_width=None if one_width is None else FakeRunner(list(one_width), [1.0]),
+    )
 
 
 def test_the_ratio_is_to_the_faster_plain_way_and_the_median_of_the_repeats():
-    comparison = compare(runners(), PROMPT, repeats=3)
+    comparison = compare(ways(), PROMPT, repeats=3)
     # 4/1, 2/1 and 4/10: the one that was disturbed is outvoted.
     assert comparison.ratio == 2.0
     assert (comparison.speculative, comparison.plain, comparison.plain_equal_width) == (3.0, 0.75, 0.375)
@@ -42,35 +43,51 @@ def test_the_ratio_is_to_the_faster_plain_way_and_the_median_of_the_repeats():
 
 
 def test_the_ratio_is_never_to_the_slower_plain_way():
-    assert compare(runners(plain_seconds=1.5), PROMPT, repeats=3).ratio == 1.5
+    assert compare(ways(plain_seconds=1.5), PROMPT, repeats=3).ratio == 1.5
 
 
 @pytest.mark.parametrize("plain, index", [((1, 5, 3), 1), ((1, 2), 2), ((1, 2, 3, 4), 3)])
 def test_a_difference_is_found_and_placed(plain, index):
-    comparison = compare(runners(plain=plain), PROMPT, repeats=1)
+    comparison = compare(ways(plain=plain), PROMPT, repeats=1)
     assert comparison.identical is False
     assert comparison.first_difference == index
 
 
+def test_rounds_of_one_width_tell_rounding_from_a_fault():
+    rounded = compare(ways(plain=(1, 5, 3), one_width=(1, 5, 3)), PROMPT, repeats=1)
+    assert (rounded.identical, rounded.first_difference, rounded.rounding_difference) == (True, None, 1)
+    wrong = compare(ways(plain=(1, 5, 3), one_width=(1, 5, 4)), PROMPT, repeats=1)
+    assert (wrong.identical, wrong.first_difference, wrong.rounding_difference) == (False, 2, 1)
+
+
 def test_samples_are_not_asked_to_be_identical():
-    comparison = compare(runners(plain=(7, 8, 9), temperature=0.5), PROMPT, repeats=1)
+    comparison = compare(ways(plain=(7, 8, 9), temperature=0.5), PROMPT, repeats=1)
     assert comparison.identical is None
     assert comparison.first_difference is None
 
 
 def test_speculative_decoding_is_identical_to_plain_decoding():
     lm = tiny_lm()
-    config = DecodeConfig(max_new_tokens=20, gamma=3)
-    arms = [
-        Runner(
+
+    def runner(draft, verify_widths=()):
+        config = DecodeConfig(max_new_tokens=20, gamma=3, verify_widths=verify_widths)
+        return Runner(
             decoder=Decoder(lm.model, draft, config),
             decode=lm.decode,
             prompt_width=64,
             stop=Stop(eos_ids=[]),
         )
-        for draft in (Ngram(), NoDraft(width=3), NoDraft())
-    ]
-    comparison = compare(arms, PROMPT, repeats=1)
+
+    comparison = compare(
+        Ways(
+            speculative=runner(Ngram(), (2, 3)),
+            plain_equal_width=runner(NoDraft(width=3)),
+            plain=runner(NoDraft()),
+            speculative_one_width=runner(Ngram()),
+        ),
+        PROMPT,
+        repeats=1,
+    )
     assert comparison.identical
     assert comparison.ratio > 0
 

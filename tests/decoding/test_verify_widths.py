@@ -1,0 +1,107 @@
+"""Rounds that score fewer tokens where the draft is short: the same text, and really fewer."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import specjax
+from specjax.decoding import power_widths
+from specjax.drafts import Model, Ngram, NoDraft
+from specjax.testing import TableLM, count_compiles
+from tests.drafts.test_model import Recurrent
+from tests.perturb import perturbed
+from tests.scripted import Scripted
+
+VOCAB, BATCH, NEW, GAMMA = 12, 4, 40, 8
+TARGET = TableLM.random(VOCAB, seed=3, scale=2.5)
+PROMPTS = np.random.default_rng(0).integers(0, 3, (BATCH, 10)).astype(np.int32)
+LENGTHS = np.array([10, 1, 4, 7], np.int32)
+
+
+def config(widths, gamma=GAMMA, **kwargs):
+    return specjax.DecodeConfig(
+        max_new_tokens=NEW, gamma=gamma, verify_widths=widths, debug=True, logprobs=True, **kwargs
+    )
+
+
+def run(widths, draft, **kwargs):
+    return specjax.generate(TARGET, PROMPTS, LENGTHS, draft=draft, config=config(widths), **kwargs)
+
+
+@pytest.mark.parametrize(
+    "gamma, widths",
+    ((0, ()), (1, ()), (2, (2,)), (3, (2, 3)), (4, (2, 3)), (5, (2, 3, 5)), (8, (2, 3, 5)), (9, (2, 3, 5, 9))),
+)
+def test_power_widths(gamma, widths):
+    assert power_widths(gamma) == widths
+
+
+class TellsWidth(nnx.Module):
+    """Its greedy token is the number of tokens scored together."""
+
+    positional_cache = True
+    vocab_size, eos_ids = VOCAB, ()
+
+    def init_cache(self, batch, capacity):
+        return jnp.zeros((batch, capacity), jnp.int32)
+
+    def __call__(self, tokens, positions, cache, *, taps=()):
+        return jnp.broadcast_to(nnx.one_hot(tokens.shape[1], VOCAB), (*tokens.shape, VOCAB)), (), cache
+
+    def commit(self, cache, pending, lengths, count):
+        return pending
+
+    def logits(self, hidden):
+        return hidden.astype(jnp.float32)
+
+
+def test_the_narrowest_width_that_holds_the_longest_proposal_is_scored():
+    # A wrong first token each round, so that a round emits one token: the width it was scored with. Budgets
+    # cut the proposals of the last rounds: 8 live tokens, ..., 1, none.
+    script = Scripted.of(np.zeros((2, 30)), [1, 1], [99, 99])
+    out = specjax.generate(
+        TellsWidth(),
+        np.zeros((2, 1), np.int32),
+        [1, 1],
+        draft=script,
+        config=specjax.DecodeConfig(max_new_tokens=12, gamma=GAMMA, verify_widths=(2, 3, 5)),
+        stop=specjax.Stop(max_new_tokens=[12, 3]),
+    )
+    np.testing.assert_array_equal(out.tokens[0], [9, 9, 9, 9, 9, 9, 9, 5, 5, 3, 2, 2])
+    # The shorter row shares the width of the longer one.
+    np.testing.assert_array_equal(out.tokens[1], [9, 9, 9] + [0] * 9)
+
+
+@pytest.mark.parametrize(
+    "draft", (Model(perturbed(TARGET, 0.5)), NoDraft(width=GAMMA)), ids=("model", "none")
+)
+def test_everything_but_the_time_is_as_with_one_width(draft):
+    """A table model is not rounded differently, so sampled tokens and their noise are equal, too."""
+    sampling = specjax.Sampling(temperature=[0.0, 0.7, 1.5, 0.0], top_p=0.9, repetition_penalty=1.2, seed=5)
+    wide, narrow = run((), draft, sampling=sampling), run((2, 3, 5), draft, sampling=sampling)
+    np.testing.assert_array_equal(narrow.tokens, wide.tokens)
+    np.testing.assert_array_equal(narrow.finish_reasons, wide.finish_reasons)
+    np.testing.assert_allclose(narrow.logprobs, wide.logprobs, rtol=1e-6)
+    np.testing.assert_array_equal(narrow.stats.accepted_at, wide.stats.accepted_at)
+
+
+def test_greedy_text_of_shorter_proposals():
+    """With one width an n-gram draft proposes all it can."""
+    wide, narrow = run((), Ngram()), run((2, 3, 5), Ngram())
+    np.testing.assert_array_equal(narrow.tokens, wide.tokens)
+    assert np.sum(narrow.stats.drafted) < np.sum(wide.stats.drafted)
+
+
+def test_one_compile_serves_all_widths():
+    decoder = specjax.Decoder(TARGET, Ngram(), config((2, 3, 5)))
+    decoder.generate(PROMPTS, LENGTHS)
+    with count_compiles() as compiles:
+        out = decoder.generate(np.zeros_like(PROMPTS), LENGTHS)
+    assert compiles.count == 0
+    assert np.all(np.sum(out.stats.drafted_at > 0, axis=1) == GAMMA)  # zeros repeat: full proposals
+
+
+def test_a_target_whose_pending_cache_depends_on_the_width_is_refused():
+    with pytest.raises(ValueError, match=r"verify_widths is \(2,\), but the target does not say"):
+        specjax.generate(Recurrent(), PROMPTS[:, :4] % 3, [4, 1, 4, 2], draft=Ngram(), config=config((2,)))
