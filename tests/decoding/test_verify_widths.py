@@ -31,7 +31,7 @@ def run(widths, draft, **kwargs):
 
 @pytest.mark.parametrize(
     "gamma, widths",
-    ((0, ()), (1, ()), (2, (2,)), (3, (2, 3)), (4, (2, 3)), (5, (2, 3, 5)), (8, (2, 3, 5)), (9, (2, 3, 5, 9))),
+    ((0, ()), (1, ()), (2, (2,)), (4, (2, 3)), (5, (2, 3, 5)), (8, (2, 3, 5)), (9, (2, 3, 5, 9))),
 )
 def test_power_widths(gamma, widths):
     assert power_widths(gamma) == widths
