@@ -6,6 +6,9 @@
 VENV        ?= .venv
 OLDEST      ?= .venv-oldest
 PYTEST_ARGS ?=
+# Processes that share the tests; each may hold a model of 1 GB. One on an accelerator, which they cannot share.
+WORKERS     ?= 2
+PYTEST       = -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 PIP = -m pip install --quiet --disable-pip-version-check --no-input --root-user-action=ignore
 
@@ -20,13 +23,13 @@ demo: $(VENV)/.installed ## generate text with a small model and compare with pl
 	$(VENV)/bin/specjax generate --jsonl configs/demo_prompts.jsonl --compare --max-new-tokens 80
 
 test: $(VENV)/.installed ## the tests, without the long exactness runs (PYTEST_ARGS="-k cache -x" narrows them)
-	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+	$(VENV)/bin/python $(PYTEST) $(PYTEST_ARGS)
 
 test-all: $(VENV)/.installed ## every test, the long exactness runs too
-	$(VENV)/bin/python -m pytest -m "" $(PYTEST_ARGS)
+	$(VENV)/bin/python $(PYTEST) -m "" $(PYTEST_ARGS)
 
 test-oldest: $(OLDEST)/.installed ## the smoke tests on Python 3.11 with the oldest supported versions
-	$(OLDEST)/bin/python -m pytest -m smoke $(PYTEST_ARGS)
+	$(OLDEST)/bin/python $(PYTEST) -m smoke $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed ## lint, formatting, types
 	$(VENV)/bin/ruff check

@@ -16,6 +16,7 @@ from specjax.decoding.state import Request
 from specjax.decoding.stop import Stop
 from specjax.sampling import RowSampling, Sampling, row_seeds
 from specjax.sampling import to_rows as sampling_rows
+from specjax.sampling.params import expectations
 
 
 def prompt_arrays(
@@ -95,14 +96,16 @@ def make_request(
     return request
 
 
-def check_capacity(request: Request, lengths: Any, capacity: int) -> None:
-    """Raises ValueError where a row's text and budget do not fit."""
+def check_capacity(request: Request, lengths: Any, capacity: int, target: Any) -> None:
+    """Raises ValueError where a row's text and budget do not fit the capacity or the target's context."""
     budget = request.stop.max_new_tokens
-    if concrete(lengths) and concrete(budget):
-        total = np.asarray(lengths) + np.asarray(budget)
-        _check(
-            "prompt length + max_new_tokens", total, total <= capacity, f"at most the capacity of {capacity}"
-        )
+    if not (concrete(lengths) and concrete(budget)):
+        return
+    total = np.asarray(lengths) + np.asarray(budget)
+    name = "prompt length + max_new_tokens"
+    _check(name, total, total <= capacity, f"at most the capacity of {capacity}")
+    if (context := getattr(target, "context_length", None)) is not None:
+        _check(name, total, total <= context, f"at most the target's context of {context}")
 
 
 def concrete(value: Any) -> bool:
@@ -111,25 +114,11 @@ def concrete(value: Any) -> bool:
 
 
 def _check_sampling(name: str, rows: RowSampling, vocab_size: int) -> None:
-    expectations: dict[str, tuple[Callable[[Any], Any], str]] = {
-        "temperature": (lambda x: (x >= 0) & np.isfinite(x), "0 or a positive number"),
-        "top_k": (lambda x: x >= 0, "0 (off) or a positive integer"),
-        "top_p": (lambda x: (x > 0) & (x <= 1), "a number in (0, 1]"),
-        "min_p": (lambda x: (x >= 0) & (x <= 1), "a number in [0, 1]"),
-        "repetition_penalty": (lambda x: (x > 0) & np.isfinite(x), "a positive number"),
-        "presence_penalty": (np.isfinite, "a finite number"),
-        "frequency_penalty": (np.isfinite, "a finite number"),
-        "min_new_tokens": (lambda x: x >= 0, "0 or a positive integer"),
-        "bias_ids": (lambda x: (x >= -1) & (x < vocab_size), f"ids from 0 to {vocab_size - 1}"),
-        "bias_values": (lambda x: x < np.inf, "finite numbers, or -inf for a ban"),
-    }
     public = {"bias_ids": "logit_bias or banned_tokens", "bias_values": "logit_bias"}
-    for field, (valid, expected) in expectations.items():
-        value = getattr(rows, field)
-        if concrete(value):
-            _check(
-                f"{name}.{public.get(field, field)}", np.asarray(value), valid(np.asarray(value)), expected
-            )
+    for field, (valid, expected) in expectations(vocab_size).items():
+        if concrete(getattr(rows, field)):
+            values = np.asarray(getattr(rows, field))
+            _check(f"{name}.{public.get(field, field)}", values, valid(values), expected)
 
 
 def _check_stop(request: Request, config: DecodeConfig, vocab_size: int) -> None:

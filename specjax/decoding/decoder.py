@@ -138,7 +138,8 @@ class Decoder:
                 request.stop, max_new_tokens=jnp.where(extended, request.stop.max_new_tokens, 0)
             )
             total = jnp.where(extended, state.length + lengths, 0)
-            check_capacity(dataclasses.replace(request, stop=budgets), total, programs.program.capacity)
+            request_of_extended = dataclasses.replace(request, stop=budgets)
+            check_capacity(request_of_extended, total, programs.program.capacity, self.target)
         return programs.extend(self._weights, state, tokens, lengths, request)
 
     def result(self, state: DecodeState) -> GenerateResult:
@@ -199,7 +200,7 @@ class Decoder:
     ) -> tuple[jax.Array, jax.Array, Request]:
         prompts, lengths = prompt_arrays(prompts, lengths, self.target.vocab_size)
         request = self._request(prompts.shape[0], sampling, draft_sampling, stop)
-        check_capacity(request, lengths, self.config.row_capacity(prompts.shape[1]))
+        check_capacity(request, lengths, self.config.row_capacity(prompts.shape[1]), self.target)
         return prompts, lengths, request
 
     def _request(
@@ -359,6 +360,6 @@ def decode(
     program = Program.build(target, draft, config, config.row_capacity(width), tuple(processors))
     eos_ids = tuple(getattr(target, "eos_ids", ()))
     request = make_request(batch, config, target.vocab_size, sampling, draft_sampling, stop, eos_ids)
-    check_capacity(request, lengths, program.capacity)
+    check_capacity(request, lengths, program.capacity, target)
     state = admission.start(program, target, draft.module, prompts, lengths, request)
     return loop.result(program, loop.run_rounds(program, target, draft.module, state))

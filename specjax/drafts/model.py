@@ -47,6 +47,8 @@ class Model:
         return gamma
 
     def init(self, module: Any, batch: int, capacity: int) -> ModelCarry:
+        if module is None:
+            raise TypeError("Model.module is None; expected a Flax module")
         return ModelCarry(module.init_cache(batch, capacity), jnp.zeros(batch, jnp.int32))
 
     def prefill(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -80,17 +80,30 @@ class RowSampling:
         return self.temperature == 0
 
     def invalid(self, vocab_size: int) -> jax.Array:
-        """bool[B]: rows with a value that no law can be made of. Written so that NaN is invalid too."""
-        valid = (self.temperature >= 0) & (self.temperature < jnp.inf)
-        valid &= self.top_k >= 0
-        valid &= (self.top_p > 0) & (self.top_p <= 1)
-        valid &= (self.min_p >= 0) & (self.min_p <= 1)
-        valid &= (self.repetition_penalty > 0) & (self.repetition_penalty < jnp.inf)
-        valid &= jnp.isfinite(self.presence_penalty) & jnp.isfinite(self.frequency_penalty)
-        valid &= self.min_new_tokens >= 0
-        valid &= jnp.all((self.bias_ids >= -1) & (self.bias_ids < vocab_size), axis=-1)
-        valid &= jnp.all(self.bias_values < jnp.inf, axis=-1)
-        return ~valid
+        """bool[B]: rows with a value that no law can be made of."""
+        batch = self.temperature.shape[0]
+        checks = [valid(getattr(self, name)) for name, (valid, _) in expectations(vocab_size).items()]
+        return ~jnp.all(jnp.concatenate([check.reshape(batch, -1) for check in checks], axis=1), axis=1)
+
+
+def expectations(vocab_size: int) -> dict[str, tuple[Callable[[Any], Any], str]]:
+    """For each field of `RowSampling` what it may hold: an elementwise test, which NaN fails, and in words.
+
+    The tests take NumPy and JAX arrays.
+    """
+    finite = lambda x: abs(x) < jnp.inf  # noqa: E731
+    return {
+        "temperature": (lambda x: (x >= 0) & finite(x), "0 or a positive number"),
+        "top_k": (lambda x: x >= 0, "0 (off) or a positive integer"),
+        "top_p": (lambda x: (x > 0) & (x <= 1), "a number in (0, 1]"),
+        "min_p": (lambda x: (x >= 0) & (x <= 1), "a number in [0, 1]"),
+        "repetition_penalty": (lambda x: (x > 0) & finite(x), "a positive number"),
+        "presence_penalty": (finite, "a finite number"),
+        "frequency_penalty": (finite, "a finite number"),
+        "min_new_tokens": (lambda x: x >= 0, "0 or a positive integer"),
+        "bias_ids": (lambda x: (x >= -1) & (x < vocab_size), f"ids from 0 to {vocab_size - 1}"),
+        "bias_values": (lambda x: x < jnp.inf, "finite numbers, or -inf for a ban"),
+    }
 
 
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")

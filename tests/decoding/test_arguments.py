@@ -167,6 +167,21 @@ def test_drafts_that_make_no_sense():
 
 
 @CALLS
+def test_a_draft_without_a_model_is_refused(call):
+    with pytest.raises(TypeError, match="Model.module is None; expected a Flax module"):
+        call(TableLM.random(VOCAB, seed=0), draft=Model(None), **arguments())
+
+
+@CALLS
+def test_a_text_longer_than_the_targets_context_is_refused(call):
+    target = Untraceable.random(VOCAB, seed=0)
+    target.context_length = 7
+    message = r"prompt length \+ max_new_tokens is 8 in row 0; expected at most the target's context of 7"
+    with pytest.raises(ValueError, match=message):
+        call(target, **arguments())
+
+
+@CALLS
 def test_a_draft_with_another_vocabulary_is_refused(call):
     target, draft = Untraceable.random(VOCAB, seed=0), TableLM.random(VOCAB, seed=1)
     target.vocabulary, draft.vocabulary = Vocabulary(tuple("abcdef")), Vocabulary(tuple("abXdef"))
