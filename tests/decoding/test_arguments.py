@@ -168,7 +168,7 @@ def test_drafts_that_make_no_sense():
 
 @CALLS
 def test_a_draft_without_a_model_is_refused(call):
-    with pytest.raises(TypeError, match="Model.module is None; expected a Flax module"):
+    with pytest.raises(TypeError, match=r"Model\.module is None; expected a Flax module"):
         call(TableLM.random(VOCAB, seed=0), draft=Model(None), **arguments())
 
 
