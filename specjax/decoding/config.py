@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 
-from specjax.verify import RULES, Rule
+from specjax.verify import RULES
 
 
 class FinishReason(enum.IntEnum):
@@ -32,7 +32,10 @@ class DecodeConfig:
             scores as many as the longest proposal in the batch needs. It pays where each scored token costs
             time (CPUs); each width makes the program larger. See `power_widths`. Needs a target with
             `positional_cache`.
-        rule: acceptance rule of sampled rows; "auto" picks one for the draft.
+        rule: acceptance rule of sampled rows. "token": rejection sampling, token by token. "block": of whole
+            blocks, which accepts a little more. "coupled": text that depends on target, prompt and seed
+            alone, whatever the draft, at the price of a little acceptance. "auto": "block", or "token" for
+            drafts that propose a point mass, where both accept the same.
         capacity: tokens, prompt and output together, that a row can hold. None: the padded prompt width plus
             max_new_tokens. Give more to continue a conversation with `Decoder.extend`.
         prefill_chunk: prompt tokens scored at a time.
@@ -83,22 +86,15 @@ class DecodeConfig:
             raise ValueError(
                 f"DecodeConfig.capacity is {self.capacity!r}; expected an integer of at least 1, or None"
             )
-        if self.rule != "auto" and self.rule not in RULES:
-            raise ValueError(f"DecodeConfig.rule is {self.rule!r}; expected one of 'auto', {_names(RULES)}")
+        if self.rule not in RULES:
+            names = ", ".join(map(repr, RULES))
+            raise ValueError(f"DecodeConfig.rule is {self.rule!r}; expected one of {names}")
 
     def row_capacity(self, prompt_width: int) -> int:
         """Tokens that a row can hold when prompts are padded to `prompt_width`."""
         return self.capacity or prompt_width + self.max_new_tokens
 
-    def resolve_rule(self) -> Rule:
-        """The rule that "auto" stands for."""
-        return RULES["token" if self.rule == "auto" else self.rule]
-
 
 def power_widths(gamma: int) -> tuple[int, ...]:
     """`DecodeConfig.verify_widths` for proposals of 1, 2, 4, ... tokens: (2, 3, 5) for gamma 8."""
     return tuple(2**power + 1 for power in range(gamma.bit_length()) if 2**power < gamma)
-
-
-def _names(names: object) -> str:
-    return ", ".join(repr(name) for name in names)  # type: ignore[attr-defined]

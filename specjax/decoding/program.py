@@ -8,7 +8,7 @@ from typing import Any
 from specjax.decoding.config import DecodeConfig
 from specjax.drafts import Draft
 from specjax.sampling import Pipeline
-from specjax.verify import Rule
+from specjax.verify import RULES, Rule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class Program:
         return cls(
             config=config,
             draft=draft.without_module(),
-            rule=config.resolve_rule(),
+            rule=RULES[config.rule],
             pipeline=Pipeline(processors),
             vocab_size=target.vocab_size,
             gamma=gamma,

@@ -2,13 +2,18 @@
 
 from specjax.testing.check_model import ModelContractError, check_model
 from specjax.testing.compiles import CompileCount, count_compiles
+from specjax.testing.enumeration import RuleOutcome, enumerate_rule, exact_law, total_variation
 from specjax.testing.table_lm import TableLM, sequence_law
 
 __all__ = [
     "CompileCount",
     "ModelContractError",
+    "RuleOutcome",
     "TableLM",
     "check_model",
     "count_compiles",
+    "enumerate_rule",
+    "exact_law",
     "sequence_law",
+    "total_variation",
 ]

@@ -33,11 +33,8 @@ def verify_token(log_p: jax.Array, proposal: Proposal, noise: Noise) -> tuple[ja
         return jnp.int32(0), jnp.argmax(log_p[0] + gumbel).astype(jnp.int32)
 
     slots = jnp.arange(gamma, dtype=jnp.int32)
-    log_ratio = log_p[slots, proposal.tokens]
-    if proposal.log_q is not None:
-        chex.assert_shape(proposal.log_q, (gamma, vocab_size))
-        log_ratio -= proposal.log_q[slots, proposal.tokens]
-    accept = (noise.accept_log_uniform(gamma, log_p.dtype) <= log_ratio) & (slots < proposal.live)
+    log_ratios = token_log_ratios(log_p, proposal)
+    accept = (noise.accept_log_uniform(gamma, log_p.dtype) <= log_ratios) & (slots < proposal.live)
     n_accepted = jnp.sum(jnp.cumprod(accept, dtype=jnp.int32), dtype=jnp.int32)
 
     rejected = jnp.minimum(n_accepted, gamma - 1)
@@ -46,6 +43,17 @@ def verify_token(log_p: jax.Array, proposal: Proposal, noise: Noise) -> tuple[ja
     residual = log_residual(log_next, log_q, proposal.tokens[rejected])
     log_next = jnp.where(n_accepted < proposal.live, residual, log_next)
     return n_accepted, jnp.argmax(log_next + gumbel).astype(jnp.int32)
+
+
+def token_log_ratios(log_p: jax.Array, proposal: Proposal) -> jax.Array:
+    """float[gamma]: log p(x) / q(x) of each draft token."""
+    gamma, vocab_size = log_p.shape[0] - 1, log_p.shape[1]
+    slots = jnp.arange(gamma, dtype=jnp.int32)
+    log_ratios = log_p[slots, proposal.tokens]
+    if proposal.log_q is not None:
+        chex.assert_shape(proposal.log_q, (gamma, vocab_size))
+        log_ratios -= proposal.log_q[slots, proposal.tokens]
+    return log_ratios
 
 
 def log_residual(log_p: jax.Array, log_q: jax.Array | None, token: jax.Array) -> jax.Array:

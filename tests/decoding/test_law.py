@@ -40,25 +40,32 @@ FILTERS = {
 }
 
 
-def draw(draft, gamma, sampling, draft_sampling=None, seed=0, verify_widths=()):
-    """Outcomes int[SAMPLES]: the index of each row's three tokens among all continuations."""
-    config = specjax.DecodeConfig(max_new_tokens=TOKENS, gamma=gamma, verify_widths=verify_widths)
+def draw(draft, gamma, sampling, draft_sampling=None, *, samples=SAMPLES, ragged=False, **config):
+    """Outcomes int[samples]: the index of each row's tokens among all continuations."""
+    config = {"max_new_tokens": TOKENS, "rule": "token"} | config
+    prompts = np.tile(np.array(PROMPT, np.int32), (samples, 1))
+    lengths = np.full(samples, len(PROMPT), np.int32)
+    if ragged:  # the last tokens of the prompt, two to all of them, in turn
+        lengths = np.arange(samples, dtype=np.int32) % (len(PROMPT) - 1) + 2
+        for length in range(2, len(PROMPT)):
+            prompts[lengths == length, :length] = PROMPT[-length:]
     out = specjax.generate(
         TARGET,
-        np.tile(np.array(PROMPT, np.int32), (SAMPLES, 1)),
-        np.full(SAMPLES, len(PROMPT), np.int32),
+        prompts,
+        lengths,
         draft=draft,
-        config=config,
-        sampling=specjax.Sampling(**sampling, seed=seed),
+        config=specjax.DecodeConfig(gamma=gamma, **config),
+        sampling=specjax.Sampling(seed=gamma, **sampling),
         draft_sampling=draft_sampling and specjax.Sampling(**draft_sampling),
     )
     assert not np.any(out.violations)
-    return np.asarray(out.tokens) @ VOCAB ** np.arange(TOKENS - 1, -1, -1), out
+    tokens = np.asarray(out.tokens)
+    return tokens @ VOCAB ** np.arange(tokens.shape[1] - 1, -1, -1), out
 
 
-def p_value(outcomes, settings):
+def p_value(outcomes, settings, tokens=TOKENS):
     """Of a chi-square test of the outcomes against the closed form; 0 where the impossible happened."""
-    law = sequence_law(table_log_law(np.asarray(TARGET.table[...]), settings, PROMPT), PROMPT, TOKENS)
+    law = sequence_law(table_log_law(np.asarray(TARGET.table[...]), settings, PROMPT), PROMPT, tokens)
     counts = np.bincount(outcomes, minlength=law.size)
     if counts[law == 0].any():
         return 0.0
@@ -75,7 +82,7 @@ def p_value(outcomes, settings):
 @pytest.mark.parametrize("gamma", (2, *(pytest.param(g, marks=pytest.mark.slow) for g in (1, 4))))
 def test_model_draft_keeps_the_law(gamma, temperature, filters):
     settings = {"temperature": temperature, **FILTERS[filters]}
-    outcomes, out = draw(Model(DRAFT), gamma, settings, seed=gamma)
+    outcomes, out = draw(Model(DRAFT), gamma, settings)
     assert p_value(outcomes, settings) > LEVEL
     assert np.sum(out.stats.accepted) > 0
     assert np.sum(out.stats.accepted) < np.sum(out.stats.drafted)
@@ -88,12 +95,26 @@ def test_model_draft_keeps_the_law(gamma, temperature, filters):
 )
 def test_other_drafts_keep_the_law(draft, widths):
     settings = {"temperature": 1.0, **FILTERS["all"]}
-    outcomes, _ = draw(draft, 2, settings, seed=5, verify_widths=widths)
+    outcomes, _ = draw(draft, 2, settings, verify_widths=widths)
     assert p_value(outcomes, settings) > LEVEL
 
 
-def test_a_self_draft_is_always_accepted():
-    _, out = draw(Model(TARGET), 2, {"temperature": 1.0})
+@pytest.mark.parametrize("settings", ({}, FILTERS["frequency"]), ids=("none", "frequency"))
+@pytest.mark.parametrize("gamma", (3, *(pytest.param(g, marks=pytest.mark.slow) for g in (1, 2, 4))))
+@pytest.mark.parametrize("rule", ("token", "block", "coupled"))
+def test_every_rule_keeps_the_law_of_longer_texts(rule, gamma, settings):
+    """Four tokens take several rounds: cache, rollback and budget are part of what is tested."""
+    settings = {"temperature": 1.0} | settings
+    outcomes, out = draw(
+        Model(DRAFT), gamma, settings, samples=400_000, ragged=True, rule=rule, max_new_tokens=4
+    )
+    assert p_value(outcomes, settings, tokens=4) > 1e-6
+    assert 0 < np.sum(out.stats.accepted) < np.sum(out.stats.drafted)
+
+
+@pytest.mark.parametrize("rule", ("token", "block", "coupled"))
+def test_a_self_draft_is_always_accepted(rule):
+    _, out = draw(Model(TARGET), 2, {"temperature": 1.0}, rule=rule)
     np.testing.assert_array_equal(out.stats.accepted, out.stats.drafted)
 
 
