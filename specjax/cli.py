@@ -70,6 +70,9 @@ class Generate:
     """Numbers of tokens below gamma + 1 that a round scores where its draft is short enough. The default is
     2, 3, 5, ... on CPUs, where each token costs time, and none elsewhere."""
 
+    rule: Literal["auto", "token", "block", "coupled"] = "auto"
+    """How sampled draft tokens are accepted; with coupled, text does not depend on the draft."""
+
     max_new_tokens: int = 128
     """Tokens to generate at most."""
     min_new_tokens: int = 0
@@ -127,6 +130,7 @@ class Generate:
             max_new_tokens=self.max_new_tokens,
             gamma=self.gamma,
             verify_widths=widths,
+            rule=self.rule,
             logprobs=self.logprobs,
         )
         sampling = Sampling(**{name: getattr(self, name) for name in _SAMPLING})

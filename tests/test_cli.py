@@ -130,6 +130,15 @@ def test_comparing(run, answer):
     assert "identical: yes | ratio: " in err
 
 
+@pytest.mark.parametrize("rule, identical", (("coupled", "yes"), ("block", "not asked")))
+def test_comparing_samples(run, rule, identical):
+    """The text of the coupled rule does not depend on the draft; that of the others only keeps its law."""
+    arguments = ("--compare", "--repeats", "1", "--temperature", "1", "--rule", rule)
+    code, _, err = run("hello", *arguments)
+    assert code == 0
+    assert f"identical: {identical}" in err
+
+
 def test_a_difference_from_plain_decoding_fails(run, monkeypatch):
     measure = generation.Runner.measure
     # Plain at equal width; speculative and plain; speculative at one width.

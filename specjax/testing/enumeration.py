@@ -122,21 +122,21 @@ class _Chosen:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _outcomes(rule, log_p, log_q, drafts, live, passes):  # type: ignore[no-untyped-def]
+def _outcomes(rule, log_p, log_q, drafts, live, passes):
     """For each draft the log thresholds of u, and for each of `passes` what is accepted and what follows."""
     gamma, vocab_size = log_p.shape[1] - 1, log_p.shape[2]
     slots = jnp.arange(gamma)
 
-    def of_draft(log_p, log_q, drafted, live):  # type: ignore[no-untyped-def]
+    def of_draft(log_p, log_q, drafted, live):
         proposal = Proposal(drafted.astype(jnp.int32), live.astype(jnp.int32), log_q, jnp.bool_(False))
 
-        def apply(log_u, gumbel):  # type: ignore[no-untyped-def]
-            return rule(log_p, proposal, _Chosen(log_u, gumbel))  # type: ignore[arg-type]
+        def apply(log_u, gumbel):
+            return rule(log_p, proposal, _Chosen(log_u, gumbel))
 
-        def threshold(slot):  # type: ignore[no-untyped-def]
+        def threshold(slot):
             """The largest log u with which `slot` passes, those before it passing, those behind it not."""
 
-            def passes_at(log_u):  # type: ignore[no-untyped-def]
+            def passes_at(log_u):
                 chosen = jnp.where(slots < slot, -jnp.inf, _NEVER)
                 chosen = jnp.where(slots == slot, log_u, chosen)
                 return apply(chosen, jnp.zeros(vocab_size))[0] > slot
@@ -144,14 +144,14 @@ def _outcomes(rule, log_p, log_q, drafts, live, passes):  # type: ignore[no-unty
             found = _largest(passes_at, _LOWEST, 0.0)
             return jnp.where(passes_at(0.0), 0.0, jnp.where(passes_at(_LOWEST), found, -jnp.inf))
 
-        def outcome(passed):  # type: ignore[no-untyped-def]
+        def outcome(passed):
             log_u = jnp.where(passed, -jnp.inf, _NEVER)
             accepted, base = apply(log_u, jnp.zeros(vocab_size))
 
-            def log_weight(token):  # type: ignore[no-untyped-def]
+            def log_weight(token):
                 """How much likelier than a token the likeliest is: the handicap with which it still wins."""
 
-                def wins(handicap):  # type: ignore[no-untyped-def]
+                def wins(handicap):
                     gumbel = jnp.full(vocab_size, _LOWEST * 1e3).at[base].set(handicap).at[token].set(0.0)
                     return apply(log_u, gumbel)[1] == token
 

@@ -7,8 +7,6 @@ import itertools
 import statistics
 from collections.abc import Sequence
 
-import numpy as np
-
 from specjax.text.generation import Runner
 
 
@@ -18,7 +16,7 @@ class Comparison:
 
     Attributes:
         identical: whether speculative decoding gave the tokens of plain decoding at equal compiled shapes.
-            None where tokens are sampled: then only the distribution is the same.
+            None where only the distribution is the same.
         first_difference: index of the first generated token that differs, None if none does.
         rounding_difference: index of the first token that differs only because narrower rounds are rounded
             otherwise; None if there is none.
@@ -41,12 +39,15 @@ class Ways:
     """The ways of decoding that a comparison needs, warmed up except for `speculative_one_width`.
 
     Attributes:
+        same_tokens: whether all of them should give the same tokens: greedy ones, or those of a rule whose
+            text does not depend on the draft.
         speculative: as it is used.
         plain_equal_width: plain decoding that scores gamma + 1 tokens a round.
         plain: as fast as it can.
         speculative_one_width: scores gamma + 1 tokens in every round; None if `speculative` does.
     """
 
+    same_tokens: bool
     speculative: Runner
     plain_equal_width: Runner
     plain: Runner
@@ -73,14 +74,13 @@ def compare(ways: Ways, ids: Sequence[int], repeats: int) -> Comparison:
         plain_tokens, plain_seconds = ways.plain.measure(ids)
         speeds.append((len(tokens) / seconds, len(plain_tokens) / plain_seconds))
         differences.append(first_difference(tokens, equal_tokens))
-    greedy = bool(np.all(np.asarray(ways.speculative.sampling.temperature) == 0))
-    difference = min((d for d in differences if d is not None), default=None) if greedy else None
+    difference = min((d for d in differences if d is not None), default=None) if ways.same_tokens else None
     rounding_difference = None
     if difference is not None and ways.speculative_one_width is not None:
         tokens, _ = ways.speculative_one_width.measure(ids)
         rounding_difference, difference = difference, first_difference(tokens, equal_tokens)
     return Comparison(
-        identical=difference is None if greedy else None,
+        identical=difference is None if ways.same_tokens else None,
         first_difference=difference,
         rounding_difference=rounding_difference,
         speculative=statistics.median(own for own, _ in speeds),

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
+import numpy as np
 from rich.console import Console
 
 from specjax.decoding import DecodeConfig, Decoder, Stop
@@ -17,6 +18,7 @@ from specjax.text.generation import Runner, padded_width
 from specjax.text.output import JsonOutput, TextOutput, status
 from specjax.text.prompts import BadLine, Prompt, encode
 from specjax.text.report import Entry, Report
+from specjax.verify import RULES
 
 
 class DraftError(RuntimeError):
@@ -150,7 +152,9 @@ class Session:
         if not self._settings.repeats or isinstance(self._draft, NoDraft):
             return None
         runner = functools.partial(self._runner, prompt_width=speculative.prompt_width)
+        greedy = bool(np.all(np.asarray(self._settings.sampling.temperature) == 0))
         return Ways(
+            same_tokens=greedy or RULES[self._config.rule].shares_noise,
             speculative=speculative,
             plain_equal_width=runner(NoDraft(width=self._config.gamma), one_width=True),
             plain=runner(NoDraft()),

@@ -4,7 +4,6 @@ import pytest
 
 from specjax.decoding import DecodeConfig, Decoder, Stop
 from specjax.drafts import Ngram, NoDraft
-from specjax.sampling import Sampling
 from specjax.text.comparison import Ways, compare, first_difference
 from specjax.text.generation import Runner
 from tests.text.tiny import tiny_lm
@@ -18,15 +17,15 @@ class FakeRunner:
 
     tokens: list[int]
     seconds: list[float]
-    sampling: Sampling = dataclasses.field(default_factory=Sampling)
 
     def measure(self, ids):
         return self.tokens, self.seconds.pop(0)
 
 
-def ways(*, speculative=(1, 2, 3), plain=(1, 2, 3), plain_seconds=8.0, one_width=None, **sampling):
+def ways(*, speculative=(1, 2, 3), plain=(1, 2, 3), plain_seconds=8.0, one_width=None, same_tokens=True):
     return Ways(
-        speculative=FakeRunner(list(speculative), [1.0, 1.0, 10.0], Sampling(**sampling)),
+        same_tokens=same_tokens,
+        speculative=FakeRunner(list(speculative), [1.0, 1.0, 10.0]),
         plain_equal_width=FakeRunner(list(plain), [plain_seconds]),
         plain=FakeRunner([1, 2, 3], [4.0, 2.0, 4.0]),
         speculative_one_width=None if one_width is None else FakeRunner(list(one_width), [1.0]),
@@ -61,7 +60,7 @@ def test_rounds_of_one_width_tell_rounding_from_a_fault():
 
 
 def test_samples_are_not_asked_to_be_identical():
-    comparison = compare(ways(plain=(7, 8, 9), temperature=0.5), PROMPT, repeats=1)
+    comparison = compare(ways(plain=(7, 8, 9), same_tokens=False), PROMPT, repeats=1)
     assert comparison.identical is None
     assert comparison.first_difference is None
 
@@ -80,6 +79,7 @@ def test_speculative_decoding_is_identical_to_plain_decoding():
 
     comparison = compare(
         Ways(
+            same_tokens=True,
             speculative=runner(Ngram(), (2, 3)),
             plain_equal_width=runner(NoDraft(width=3)),
             plain=runner(NoDraft()),
