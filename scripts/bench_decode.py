@@ -23,7 +23,6 @@ import jax
 import numpy as np
 
 import specjax
-from specjax.decoding import power_widths
 from specjax.models import default_model
 
 _WIDTH_STEP = 64
@@ -112,8 +111,8 @@ def main() -> None:
     for gamma in gammas:
         ngram = specjax.drafts.Ngram()
         arms[f"ngram {gamma}, one width"] = Arm(lm.model, ngram, new_tokens, gamma)
-        widths = power_widths(gamma)
-        arms[f"ngram {gamma}, widths {widths}"] = Arm(lm.model, ngram, new_tokens, gamma, widths)
+        if widths := specjax.power_widths(gamma):
+            arms[f"ngram {gamma}, also {widths}"] = Arm(lm.model, ngram, new_tokens, gamma, widths)
     peer = None
     if arguments.peer_python:
         gguf = arguments.model if arguments.model.endswith(".gguf") else str(default_model.fetch())

@@ -10,6 +10,7 @@ from specjax.decoding import (
     Stop,
     decode,
     generate,
+    power_widths,
 )
 from specjax.models.load import LanguageModel, load
 from specjax.sampling import Sampling
@@ -27,4 +28,5 @@ __all__ = [
     "drafts",
     "generate",
     "load",
+    "power_widths",
 ]

@@ -68,10 +68,10 @@ class Generate:
     """Draft tokens in each round, at most."""
     verify_widths: tuple[int, ...] | None = None
     """Numbers of tokens below gamma + 1 that a round scores where its draft is short enough. The default is
-    2, 3, 5, ... on CPUs, where each token costs time, and none elsewhere."""
+    2, 3, 5, ... for ngram on CPUs, where each token costs time, and none elsewhere."""
 
     rule: Literal["auto", "token", "block", "coupled"] = "auto"
-    """How sampled draft tokens are accepted; with coupled, text does not depend on the draft."""
+    """How sampled draft tokens are accepted; with coupled, text does not depend on the draft (README)."""
 
     max_new_tokens: int = 128
     """Tokens to generate at most."""
@@ -125,7 +125,8 @@ class Generate:
             raise ValueError("--system needs the chat template, which --raw turns off")
         widths = self.verify_widths
         if widths is None:
-            widths = power_widths(self.gamma) if jax.default_backend() == "cpu" else ()
+            pays = self.draft == "ngram" and jax.default_backend() == "cpu"
+            widths = power_widths(self.gamma) if pays else ()
         config = DecodeConfig(
             max_new_tokens=self.max_new_tokens,
             gamma=self.gamma,

@@ -58,7 +58,7 @@ def admit(
     invalid = (lengths < 1) | (lengths > width)
     invalid |= jnp.any(real & ((prompts < 0) | (prompts >= program.vocab_size)), axis=1)
     invalid |= (budget < 0) | (budget > program.config.max_new_tokens)
-    invalid |= state.length + lengths + budget > program.capacity
+    invalid |= state.length + lengths + budget > program.longest
     invalid |= request.sampling.invalid(program.vocab_size) | request.draft_sampling.invalid(
         program.vocab_size
     )

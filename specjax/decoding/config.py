@@ -27,15 +27,18 @@ class DecodeConfig:
     Attributes:
         max_new_tokens: width of the output. `Stop.max_new_tokens` gives rows smaller budgets without
             compiling anew.
-        gamma: draft tokens per round. A round scores gamma + 1 tokens.
-        verify_widths: fewer tokens that a round may score, ascending, such as (2, 3, 5) for gamma 8. A round
-            scores as many as the longest proposal in the batch needs. It pays where each scored token costs
-            time (CPUs); each width makes the program larger. See `power_widths`. Needs a target with
-            `positional_cache`.
+        gamma: draft tokens per round, at most. A round scores gamma + 1 tokens, unless there are narrower
+            verify_widths.
+        verify_widths: other numbers of tokens to score, ascending and below gamma + 1. A round scores the
+            smallest number that holds the longest proposal of the batch. This pays where each scored token
+            costs time, as on CPUs, and for drafts of varying length: `Ngram`, which then also proposes less
+            after a short match. Each width is one more copy of the target's layers to compile, and rounds of
+            several widths are rounded differently, so that neighbours can tip a near-tie. See
+            `power_widths`. Needs a target with `positional_cache`.
         rule: acceptance rule of sampled rows. "token": rejection sampling, token by token. "block": of whole
-            blocks, which accepts a little more. "coupled": text that depends on target, prompt and seed
-            alone, whatever the draft, at the price of a little acceptance. "auto": "block", or "token" for
-            drafts that propose a point mass, where both accept the same.
+            blocks, which accepts as many tokens or more; for point masses, where both accept the same, it is
+            "token". "coupled": text that depends on target, prompt and seed alone, whatever the draft, up to
+            near-ties between compiled shapes; accepts a little less. "auto": "block".
         capacity: tokens, prompt and output together, that a row can hold. None: the padded prompt width plus
             max_new_tokens. Give more to continue a conversation with `Decoder.extend`.
         prefill_chunk: prompt tokens scored at a time.
@@ -75,7 +78,7 @@ class DecodeConfig:
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"DecodeConfig.{name} is {value!r}; expected an integer of at least {least}")
         widths = self.verify_widths
-        if not isinstance(widths, tuple) or not all(isinstance(width, int) for width in widths):
+        if not isinstance(widths, tuple) or not all(type(width) is int for width in widths):
             raise ValueError(f"DecodeConfig.verify_widths is {widths!r}; expected a tuple of integers")
         if list(widths) != sorted(set(widths)) or (widths and not 1 <= widths[0] <= widths[-1] <= self.gamma):
             raise ValueError(

@@ -19,6 +19,7 @@ class Program:
         gamma: draft slots, G; a round scores G + 1 tokens at most.
         widths: how many tokens a round may score, ascending, the last G + 1.
         capacity: tokens a row can hold.
+        longest: tokens a row's text may have: the capacity, or the target's context if that is shorter.
         chunk: tokens fed at a time while catching up with a prompt.
         cache_capacity: slots of a cache. A row at its capacity still has room for the widest program that
             writes: no write is ever clamped, which would move it onto valid entries.
@@ -32,6 +33,7 @@ class Program:
     gamma: int
     widths: tuple[int, ...]
     capacity: int
+    longest: int
     chunk: int
 
     @property
@@ -47,12 +49,13 @@ class Program:
         Raises:
             ValueError: the configuration asks for what the target cannot do.
         """
-        if config.verify_widths and not getattr(target, "positional_cache", False):
+        gamma = draft.slots(config.gamma)
+        widths = (*(width for width in config.verify_widths if width <= gamma), gamma + 1)
+        if len(widths) > 1 and not getattr(target, "positional_cache", False):
             raise ValueError(
                 f"DecodeConfig.verify_widths is {config.verify_widths}, but the target does not say "
                 "positional_cache; expected (), since its pending cache may have a shape for each width"
             )
-        gamma = draft.slots(config.gamma)
         return cls(
             config=config,
             draft=draft.without_module(),
@@ -60,7 +63,8 @@ class Program:
             pipeline=Pipeline(processors),
             vocab_size=target.vocab_size,
             gamma=gamma,
-            widths=(*(width for width in config.verify_widths if width <= gamma), gamma + 1),
+            widths=widths,
             capacity=capacity,
+            longest=min(capacity, getattr(target, "context_length", None) or capacity),
             chunk=min(config.prefill_chunk, max(capacity - config.max_new_tokens, 1)),
         )

@@ -84,7 +84,7 @@ def decode_round(program: Program, target: Any, draft_module: Any, state: Decode
 def _score(
     program: Program, target: Any, state: DecodeState, proposal: Proposal, positions: jax.Array
 ) -> tuple[jax.Array, Any]:
-    """Scores the last committed token and the draft tokens, no more of them than the longest proposal needs.
+    """Scores the last committed token and the draft tokens, in the smallest width that holds the live ones.
 
     Returns:
         Raw logits [B, T, V], zero for tokens that were not scored, and the target's pending cache.

@@ -21,7 +21,8 @@ class Ngram(Stateless):
     the proposal is a point mass. (Saxena, "Prompt Lookup Decoding", 2023.)
 
     The longer the match, the likelier the text goes on as it did. Where narrower verify widths make a short
-    proposal cheaper (`DecodeConfig.verify_widths`), a match of n tokens proposes 2^(n-1) at most.
+    proposal cheaper (`DecodeConfig.verify_widths`), a match of n tokens proposes 2^(n-1), and as many
+    more as are scored at the same cost.
 
     Attributes:
         max_match: tokens compared at most.
@@ -55,7 +56,10 @@ class Ngram(Stateless):
         tokens = jnp.take_along_axis(context.tokens, source, axis=1)
         live = jnp.where(longest >= self.min_match, context.max_live, 0)
         if len(context.widths) > 1:
-            live = jnp.minimum(live, 1 << jnp.clip(longest - 1, 0, context.gamma.bit_length()))
+            wanted = 1 << jnp.clip(longest - 1, 0, context.gamma.bit_length())
+            widths = jnp.array(context.widths, jnp.int32)
+            fitting = jnp.minimum(jnp.searchsorted(widths, wanted + 1), len(context.widths) - 1)
+            live = jnp.minimum(live, widths[fitting] - 1)
         return Proposal(tokens=tokens, live=live, log_q=None, failed=jnp.zeros_like(live, bool)), carry
 
 

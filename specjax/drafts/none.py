@@ -14,8 +14,9 @@ class NoDraft(Stateless):
 
     Attributes:
         width: how many draft slots to leave empty. 0 scores one token a round, which is fastest. With the
-            gamma of a speculative run the compiled shapes are the same as there, and so is every rounding
-            of a matrix product: greedy tokens must then be equal bit for bit.
+            gamma of a speculative run the compiled shapes are the same as there (if neither has
+            `verify_widths`), and so is every rounding of a matrix product: greedy tokens must then be equal
+            bit for bit.
     """
 
     width: int = 0

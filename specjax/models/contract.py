@@ -40,8 +40,9 @@ class ScoringModel(Protocol):
             when unknown.
         config: anything that describes the model.
         positional_cache: bool, the cache of a token is at its position and depends on nothing that comes
-            later, so that lowering a length is all that forgetting takes. As a draft, such a model need not
-            feed accepted tokens again.
+            later, so that lowering a length is all that forgetting takes, and what is pending has the same
+            shapes whatever T is. As a draft, such a model need not feed accepted tokens again; as a target,
+            it can score rounds of several widths.
     """
 
     vocab_size: int

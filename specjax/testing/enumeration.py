@@ -17,7 +17,7 @@ from specjax.verify import RuleFunction
 Law = Callable[[tuple[int, ...]], np.ndarray]  # float64[V], the law of the next token after a prefix
 
 _BISECTIONS = 64
-_NEVER = 1.0  # a log u above every threshold: no such u is ever drawn
+_NEVER = np.inf  # a log u above every threshold: no such u is ever drawn
 _LOWEST = -800.0  # log of less than any probability in float64
 
 
@@ -49,15 +49,21 @@ def enumerate_rule(
     is: its thresholds on u, and the weights from which it draws the last token, are found by bisection on the
     noise it is given. An exact rule emits the target's own law, `exact_law`.
 
-    The rule must compare each slot's u with a threshold of that slot, and draw the last token as an argmax
-    over logits plus Gumbel noise.
+    The rule must compare each slot's u with a threshold of that slot, whatever the others' u, and draw the
+    last token as an argmax over logits plus Gumbel noise; this is not checked. (`verify_coupled` does
+    neither, and needs no enumeration: it emits the target's own draws.)
 
     Args:
         target, draft: laws after a prefix of drafted tokens. Zeros are allowed.
-        gamma: draft tokens. Cost grows as (2V)^gamma; V = 4 and gamma = 3 take a second.
+        gamma: draft tokens, at least 1. Cost grows as (2V)^gamma; V = 4 and gamma = 3 take some seconds.
         live: how many of the drafted tokens are live; all by default.
         point_mass: the draft proposes with these probabilities but hands the rule no `log_q`.
+
+    Raises:
+        ValueError: gamma is less than 1.
     """
+    if gamma < 1:
+        raise ValueError(f"gamma is {gamma}; expected at least 1")
     vocab_size = len(target(()))
     drafts = list(itertools.product(range(vocab_size), repeat=gamma))
     p, q = (

@@ -18,8 +18,8 @@ class Comparison:
         identical: whether speculative decoding gave the tokens of plain decoding at equal compiled shapes.
             None where only the distribution is the same.
         first_difference: index of the first generated token that differs, None if none does.
-        rounding_difference: index of the first token that differs only because narrower rounds are rounded
-            otherwise; None if there is none.
+        several_widths_difference: the same index with rounds of several widths, which are rounded otherwise,
+            so that a near-tie may tip; `identical` is then about rounds of one width.
         speculative, plain: decode tokens per second, median of the repeats.
         plain_equal_width: the same, measured once.
         ratio: speculative to the faster of both plain ways, median of the repeats.
@@ -27,7 +27,7 @@ class Comparison:
 
     identical: bool | None
     first_difference: int | None
-    rounding_difference: int | None
+    several_widths_difference: int | None
     speculative: float
     plain_equal_width: float
     plain: float
@@ -75,14 +75,14 @@ def compare(ways: Ways, ids: Sequence[int], repeats: int) -> Comparison:
         speeds.append((len(tokens) / seconds, len(plain_tokens) / plain_seconds))
         differences.append(first_difference(tokens, equal_tokens))
     difference = min((d for d in differences if d is not None), default=None) if ways.same_tokens else None
-    rounding_difference = None
+    several_widths_difference = None
     if difference is not None and ways.speculative_one_width is not None:
         tokens, _ = ways.speculative_one_width.measure(ids)
-        rounding_difference, difference = difference, first_difference(tokens, equal_tokens)
+        several_widths_difference, difference = difference, first_difference(tokens, equal_tokens)
     return Comparison(
         identical=difference is None if ways.same_tokens else None,
         first_difference=difference,
-        rounding_difference=rounding_difference,
+        several_widths_difference=several_widths_difference,
         speculative=statistics.median(own for own, _ in speeds),
         plain_equal_width=equal_speed,
         plain=statistics.median(other for _, other in speeds),

@@ -51,6 +51,8 @@ class Report:
     dtype: str
     draft: str
     gamma: int
+    rule: str = "auto"
+    verify_widths: tuple[int, ...] = ()
     draft_failure: str | None = None
     compile_seconds: float = 0.0
     entries: list[Entry] = dataclasses.field(default_factory=list)
@@ -89,6 +91,8 @@ class Report:
             "draft": self.draft,
             "draft_failure": self.draft_failure,
             "gamma": self.gamma,
+            "verify_widths": self.verify_widths,
+            "rule": self.rule,
             "prompts": len(self.entries),
             "bad_lines": [dataclasses.asdict(line) for line in self.bad_lines],
             **dataclasses.asdict(total),
@@ -121,7 +125,10 @@ class Report:
 
     def notes(self) -> list[str]:
         """Lines that belong under the table."""
-        lines = [f"model {self.model}, {self.dtype}; draft {self.draft}, gamma {self.gamma}"]
+        settings = [f"draft {self.draft}", f"gamma {self.gamma}", f"rule {self.rule}"]
+        if self.verify_widths:
+            settings.append(f"verify widths also {', '.join(map(str, self.verify_widths))}")
+        lines = [f"model {self.model}, {self.dtype}; {', '.join(settings)}"]
         if self.draft_failure is not None:
             lines.append(f"decoded plainly, because the draft failed: {self.draft_failure}")
         if any(value is not None for value in self.acceptance()):
@@ -135,12 +142,15 @@ class Report:
                 "ratio: decode tokens/s, speculative to the fastest plain decoding, median of the repeats; "
                 "all: geometric mean"
             )
+        if any(comparison.several_widths_difference is not None for comparison in self.comparisons):
+            lines.append("* with rounds of one width; see the line below the text")
         return lines
 
     def _comparison_cells(self, comparison: Comparison | None) -> list[str]:
         if comparison is None:  # of a run that compares, the prompt that was interrupted
             return ["-", "-"] if self.comparisons else []
-        return [f"{comparison.ratio:.2f}", _yes_no(comparison.identical)]
+        star = "" if comparison.several_widths_difference is None else "*"
+        return [f"{comparison.ratio:.2f}", _yes_no(comparison.identical) + star]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -178,12 +188,12 @@ def describe(comparison: Comparison) -> str:
     """A comparison in one line."""
     if comparison.identical is None:
         identical = "identical: not asked, sampled tokens are equal in distribution only"
-    elif comparison.identical and comparison.rounding_difference is None:
+    elif comparison.identical and comparison.several_widths_difference is None:
         identical = "identical: yes"
     elif comparison.identical:
         identical = (
-            "identical: yes at one width; rounds of several widths are rounded otherwise "
-            f"from generated token {comparison.rounding_difference} on"
+            f"identical: yes at one width; with several widths not from generated token "
+            f"{comparison.several_widths_difference} on, as rounding can make it"
         )
     else:
         identical = (

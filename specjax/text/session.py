@@ -177,6 +177,8 @@ class Session:
             dtype=str(self._lm.model.embedding.dtype),
             draft="none" if plain else settings.draft,
             gamma=0 if plain else self._config.gamma,
+            rule=self._config.rule,
+            verify_widths=() if plain else self._config.verify_widths,
             draft_failure=self._draft_failure,
         )
 

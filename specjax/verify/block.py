@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import chex
 import jax
 import jax.numpy as jnp
 
@@ -24,7 +23,9 @@ def verify_block(log_p: jax.Array, proposal: Proposal, noise: Noise) -> tuple[ja
     became of the shorter ones. The next token comes from norm((r_i p_{i+1} - q_{i+1})+), after full
     acceptance from p_{n+1}. Decoding then simply goes on: the emitted tokens have exactly the law p.
 
-    For a point mass this is the token rule, which costs less and is used instead.
+    For a point mass this is the token rule, which costs less and is used instead. Where the target's law is
+    not a number, nothing can be drawn: it counts as an end that the draft never proposes, so what is emitted
+    before it has the law that plain decoding gives it.
 
     Args:
         log_p: float[T, V]. proposal, noise: of one row.
@@ -32,18 +33,19 @@ def verify_block(log_p: jax.Array, proposal: Proposal, noise: Noise) -> tuple[ja
     Returns:
         n_accepted int32[], next_token int32[].
     """
-    if proposal.log_q is None:
-        return verify_token(log_p, proposal, noise)
     width, vocab_size = log_p.shape
     gamma = width - 1
-    chex.assert_shape(proposal.log_q, (gamma, vocab_size))
+    if proposal.log_q is None or gamma == 0:
+        return verify_token(log_p, proposal, noise)
+    broken = jnp.any(jnp.isnan(log_p), axis=-1)
 
     def accumulate(log_r: jax.Array, log_ratio: jax.Array) -> tuple[jax.Array, jax.Array]:
         log_r = jnp.minimum(log_r + log_ratio, 0.0)
         return log_r, log_r
 
     start = jnp.zeros((), log_p.dtype)
-    log_r = jax.lax.scan(accumulate, start, token_log_ratios(log_p, proposal))[1]
+    log_ratios = jnp.where(broken[:-1], -jnp.inf, token_log_ratios(log_p, proposal))
+    log_r = jax.lax.scan(accumulate, start, log_ratios)[1]
 
     # The last live prefix is a leaf: nothing was drafted behind it.
     excess = jnp.exp(log_r[:-1, None] + log_p[1:-1]) - jnp.exp(proposal.log_q[1:])
@@ -51,7 +53,7 @@ def verify_block(log_p: jax.Array, proposal: Proposal, noise: Noise) -> tuple[ja
     shortfall = z - jnp.expm1(log_r[:-1])
     inner = jnp.where(shortfall > 0, jnp.log(z) - jnp.log(shortfall), 0.0)
     accepted = jnp.arange(1, width, dtype=jnp.int32)
-    log_h = jnp.where(accepted == proposal.live, log_r, jnp.append(inner, 0.0))
+    log_h = jnp.where((accepted == proposal.live) | broken[1:], log_r, jnp.append(inner, 0.0))
     passes = (noise.accept_log_uniform(gamma, log_p.dtype) <= log_h) & (accepted <= proposal.live)
     n_accepted = jnp.max(jnp.where(passes, accepted, 0))
 

@@ -320,3 +320,17 @@ def test_sampling_and_stop_may_be_arguments_of_the_callers_jit():
 
     expected = specjax.generate(TARGET, prompts, lengths, config=config, sampling=sampling, stop=stop)
     jax.tree.map(np.testing.assert_array_equal, run(sampling, stop), expected)
+
+
+def test_text_longer_than_the_targets_context_ends_a_traced_row():
+    target = TableLM.random(VOCAB, seed=0)
+    target.context_length = 7
+    config = specjax.DecodeConfig(max_new_tokens=NEW)
+
+    @jax.jit
+    def run(prompts, lengths):
+        return specjax.decode(target, prompts, lengths, config=config)
+
+    out = run(np.ones((2, 4), np.int32), np.array([2, 3]))
+    np.testing.assert_array_equal(out.finish_reasons, [FinishReason.LENGTH, FinishReason.ERROR])
+    np.testing.assert_array_equal(out.lengths, [NEW, 0])

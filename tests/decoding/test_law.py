@@ -153,6 +153,39 @@ def test_a_draft_that_breaks_down_midway_keeps_the_law():
     assert np.sum(np.asarray(out.stats.accepted)[failures > 0]) > 0
 
 
+@pytest.mark.parametrize("rule", ("token", "block", "coupled"))
+def test_a_target_that_breaks_down_midway_keeps_the_law_of_what_came_before(rule):
+    """After token 2 the logits are NaN: rows end there with an error, as often as plain decoding would."""
+    table = np.array(TARGET.table[...])
+    table[:, 2] = np.nan
+    out = specjax.generate(
+        TableLM(table),
+        np.tile(np.array(PROMPT, np.int32), (SAMPLES, 1)),
+        np.full(SAMPLES, len(PROMPT), np.int32),
+        draft=Model(DRAFT),
+        config=specjax.DecodeConfig(max_new_tokens=TOKENS, gamma=3, rule=rule),
+        sampling=specjax.Sampling(temperature=1.0),
+    )
+    tokens, lengths = np.asarray(out.tokens), np.asarray(out.lengths)
+    broke = np.argmax(tokens == 2, axis=1) + 1
+    broke[~np.any(tokens == 2, axis=1)] = TOKENS
+    np.testing.assert_array_equal(lengths, broke)
+    last = np.take_along_axis(tokens, lengths[:, None] - 1, axis=1)[:, 0]
+    failed = np.asarray(out.finish_reasons) == specjax.FinishReason.ERROR
+    np.testing.assert_array_equal(failed, (last == 2) & (lengths < TOKENS))
+    # Texts that break are counted as if they went on with zeros.
+    law = np.zeros((VOCAB,) * TOKENS)
+    log_law = table_log_law(np.asarray(TARGET.table[...]), {"temperature": 1.0}, PROMPT)
+    whole = sequence_law(log_law, PROMPT, TOKENS)
+    for text, probability in np.ndenumerate(whole.reshape(law.shape)):
+        end = text.index(2) + 1 if 2 in text else TOKENS
+        law[text[:end] + (0,) * (TOKENS - end)] += probability
+    counts = np.bincount(tokens @ VOCAB ** np.arange(TOKENS - 1, -1, -1), minlength=law.size)
+    possible = law.ravel() > 0
+    assert counts[~possible].sum() == 0
+    assert stats.chisquare(counts[possible], law.ravel()[possible] * SAMPLES).pvalue > LEVEL
+
+
 def accept_everything(log_p, proposal, noise):
     return proposal.live, token.verify_token(log_p, proposal, noise)[1]
 

@@ -1,14 +1,21 @@
 """Rounds that score fewer tokens where the draft is short: the same text, and really fewer."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
 import specjax
-from specjax.decoding import power_widths
+from specjax import power_widths
+from specjax.decoding import admission
+from specjax.decoding.arguments import make_request
+from specjax.decoding.loop import run_rounds
+from specjax.decoding.program import Program
 from specjax.drafts import Model, Ngram, NoDraft
+from specjax.models import Transformer
 from specjax.testing import TableLM, count_compiles
+from tests.decoding.test_coupled import CONFIG
 from tests.drafts.test_model import Recurrent
 from tests.perturb import perturbed
 from tests.scripted import Scripted
@@ -93,6 +100,40 @@ def test_greedy_text_of_shorter_proposals():
     assert np.sum(narrow.stats.drafted) < np.sum(wide.stats.drafted)
 
 
+def test_a_conversation_at_the_edge_of_its_capacity():
+    """Extended and run round by round, up to the last slot, with a width of one token among others."""
+
+    def texts(widths):
+        decoder = specjax.Decoder(TARGET, Ngram(), config(widths, capacity=10 + NEW + 3 + NEW))
+        state = decoder.start(PROMPTS, LENGTHS)
+        state = decoder.run_rounds(decoder.run_rounds(state, 3))
+        first = np.asarray(decoder.result(state).tokens)
+        state = decoder.extend(state, np.ones((BATCH, 3), np.int32), [3, 1, 0, 2])
+        return first, np.asarray(decoder.result(decoder.run_rounds(state)).tokens)
+
+    for narrow, wide in zip(texts((1, 2, 4)), texts(()), strict=True):
+        np.testing.assert_array_equal(narrow, wide)
+
+
+def test_switching_widths_copies_no_cache():
+    target = Transformer(CONFIG, rngs=nnx.Rngs(0))
+    graphdef, weights = nnx.split(target)
+    settings = specjax.DecodeConfig(max_new_tokens=NEW, gamma=4, verify_widths=(2, 3))
+    program = Program.build(target, Ngram(), settings, 2000, ())
+
+    def start(weights, prompts, lengths):
+        request = make_request(BATCH, settings, CONFIG.vocab_size, None, None, None, ())
+        return admission.start(program, nnx.merge(graphdef, weights), None, prompts, lengths, request)
+
+    def run(state, weights):
+        return run_rounds(program, nnx.merge(graphdef, weights), None, state)
+
+    state = jax.eval_shape(start, weights, PROMPTS, LENGTHS)
+    memory = jax.jit(run, donate_argnums=0).lower(state, weights).compile().memory_analysis()
+    one_array = state.cache.keys[0].size * 4
+    assert memory.temp_size_in_bytes < one_array
+
+
 def test_one_compile_serves_all_widths():
     decoder = specjax.Decoder(TARGET, Ngram(), config((2, 3, 5)))
     decoder.generate(PROMPTS, LENGTHS)
@@ -103,5 +144,6 @@ def test_one_compile_serves_all_widths():
 
 
 def test_a_target_whose_pending_cache_depends_on_the_width_is_refused():
+    specjax.generate(Recurrent(), PROMPTS[:, :4] % 3, [4, 1, 4, 2], config=config((2,)))  # has one width
     with pytest.raises(ValueError, match=r"verify_widths is \(2,\), but the target does not say"):
         specjax.generate(Recurrent(), PROMPTS[:, :4] % 3, [4, 1, 4, 2], draft=Ngram(), config=config((2,)))

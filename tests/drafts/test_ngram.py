@@ -75,12 +75,17 @@ def test_no_more_than_is_of_use():
     assert propose([[1, 2, 3, 4, 1]], max_live=2) == [[2, 3]]
 
 
-def test_a_longer_match_proposes_more_where_short_proposals_are_cheap():
-    """1, 2, 4, ... tokens for matches of 1, 2, 3, ..."""
+@pytest.mark.parametrize("widths", ((2, 3, 5, 6), (1, 6), (4, 6), (3, 5, 6)))
+def test_a_longer_match_proposes_more_where_short_proposals_are_cheap(widths):
+    """1, 2, 4, ... tokens for matches of 1, 2, 3, ..., and whatever costs no more to score."""
     rng = np.random.default_rng(1)
     texts = [rng.integers(0, 3, rng.integers(1, 60)).tolist() for _ in range(200)]
     matches = [expected(text) for text in texts]
     assert {1, 2, 3, 4} <= {matched for _, matched in matches}
-    assert propose(texts, widths=(2, 3, 5, 6)) == [
-        tokens[: 2 ** (matched - 1)] if matched else [] for tokens, matched in matches
+
+    def live(matched):
+        return min((width - 1 for width in widths if width > 2 ** (matched - 1)), default=GAMMA)
+
+    assert propose(texts, widths=widths) == [
+        tokens[: live(matched)] if matched else [] for tokens, matched in matches
     ]

@@ -54,9 +54,9 @@ def test_a_difference_is_found_and_placed(plain, index):
 
 def test_rounds_of_one_width_tell_rounding_from_a_fault():
     rounded = compare(ways(plain=(1, 5, 3), one_width=(1, 5, 3)), PROMPT, repeats=1)
-    assert (rounded.identical, rounded.first_difference, rounded.rounding_difference) == (True, None, 1)
+    assert (rounded.identical, rounded.first_difference, rounded.several_widths_difference) == (True, None, 1)
     wrong = compare(ways(plain=(1, 5, 3), one_width=(1, 5, 4)), PROMPT, repeats=1)
-    assert (wrong.identical, wrong.first_difference, wrong.rounding_difference) == (False, 2, 1)
+    assert (wrong.identical, wrong.first_difference, wrong.several_widths_difference) == (False, 2, 1)
 
 
 def test_samples_are_not_asked_to_be_identical():

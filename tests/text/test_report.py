@@ -26,11 +26,11 @@ def generation(**changes):
     return Generation(**(fields | changes))
 
 
-def comparison(ratio=2.0, identical=True, first_difference=None, rounding_difference=None):
+def comparison(ratio=2.0, identical=True, first_difference=None, several_widths_difference=None):
     return Comparison(
         identical=identical,
         first_difference=first_difference,
-        rounding_difference=rounding_difference,
+        several_widths_difference=several_widths_difference,
         speculative=20.0,
         plain_equal_width=8.0,
         plain=10.0,
@@ -129,6 +129,5 @@ def test_a_comparison_in_one_line():
     assert "identical: no, first at generated token 7" in describe(comparison(1.0, False, 7))
     assert "unknown" in describe(comparison(1.0, False, 7))
     rounded = describe(comparison(1.0, True, None, 7))
-    assert "yes at one width; rounds of several widths are rounded otherwise" in rounded
-    assert "from generated token 7 on" in rounded
+    assert "identical: yes at one width; with several widths not from generated token 7 on" in rounded
     assert "sampled" in describe(comparison(1.0, None))
