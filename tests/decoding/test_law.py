@@ -99,7 +99,11 @@ def test_other_drafts_keep_the_law(draft, widths):
     assert p_value(outcomes, settings) > LEVEL
 
 
-@pytest.mark.parametrize("settings", ({}, FILTERS["frequency"]), ids=("none", "frequency"))
+@pytest.mark.parametrize(
+    "settings",
+    (pytest.param({}, marks=pytest.mark.slow), FILTERS["frequency"]),
+    ids=("none", "frequency"),
+)
 @pytest.mark.parametrize("gamma", (3, *(pytest.param(g, marks=pytest.mark.slow) for g in (1, 2, 4))))
 @pytest.mark.parametrize("rule", ("token", "block", "coupled"))
 def test_every_rule_keeps_the_law_of_longer_texts(rule, gamma, settings):
