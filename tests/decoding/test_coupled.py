@@ -8,20 +8,10 @@ from flax import nnx
 
 import specjax
 from specjax.drafts import Model, Ngram, NoDraft
-from specjax.models.config import ModelConfig
 from specjax.models.transformer import Transformer
 from tests.perturb import perturbed
+from tests.tiny_llama import CONFIG
 
-CONFIG = ModelConfig(
-    vocab_size=64,
-    hidden_size=32,
-    intermediate_size=48,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    tie_embeddings=True,
-)
 NEW, BATCH, WIDTH = 32, 8, 10
 TARGET = Transformer(CONFIG, rngs=nnx.Rngs(0))
 DRAFTS = {
@@ -47,7 +37,9 @@ def run(draft, gamma, rows=slice(None), sampling=SAMPLING, **config):
     )
 
 
-PLAIN = run(NoDraft(), 0)
+@pytest.fixture(scope="module")
+def plain():
+    return run(NoDraft(), 0)
 
 
 @pytest.mark.parametrize(
@@ -59,35 +51,35 @@ PLAIN = run(NoDraft(), 0)
         *(pytest.param(name, gamma, marks=pytest.mark.slow) for name in DRAFTS for gamma in (1, 2, 8)),
     ),
 )
-def test_text_does_not_depend_on_the_draft(name, gamma):
+def test_text_does_not_depend_on_the_draft(plain, name, gamma):
     out = run(DRAFTS[name], gamma)
-    np.testing.assert_array_equal(out.tokens, PLAIN.tokens)
+    np.testing.assert_array_equal(out.tokens, plain.tokens)
     if name == "self":
         np.testing.assert_array_equal(out.stats.accepted, out.stats.drafted)
     else:
         assert 0 < np.sum(out.stats.accepted) < np.sum(out.stats.drafted)
 
 
-def test_nor_on_the_widths_of_rounds():
-    np.testing.assert_array_equal(run(Ngram(), 8, verify_widths=(2, 3, 5)).tokens, PLAIN.tokens)
+def test_nor_on_the_widths_of_rounds(plain):
+    np.testing.assert_array_equal(run(Ngram(), 8, verify_widths=(2, 3, 5)).tokens, plain.tokens)
 
 
-def test_nor_on_the_neighbours():
+def test_nor_on_the_neighbours(plain):
     """A single seed means seed + row, so a row alone is given its own."""
     sampling = dataclasses.replace(SAMPLING, temperature=SAMPLING.temperature[5:6], seed=16)
     out = run(DRAFTS["perturbed"], 4, rows=slice(5, 6), sampling=sampling)
-    np.testing.assert_array_equal(out.tokens[0], PLAIN.tokens[5])
+    np.testing.assert_array_equal(out.tokens[0], plain.tokens[5])
 
 
-def test_but_on_the_seed():
+def test_but_on_the_seed(plain):
     other = run(NoDraft(), 0, sampling=dataclasses.replace(SAMPLING, seed=100))
-    assert np.all(np.any(np.asarray(other.tokens) != np.asarray(PLAIN.tokens), axis=1))
+    assert np.all(np.any(np.asarray(other.tokens) != np.asarray(plain.tokens), axis=1))
 
 
-def test_the_other_rules_do_depend_on_the_draft():
+def test_the_other_rules_do_depend_on_the_draft(plain):
     """Or the tests above would show nothing."""
     config = specjax.DecodeConfig(max_new_tokens=NEW, gamma=4, rule="block")
     out = specjax.generate(
         TARGET, PROMPTS, LENGTHS, draft=DRAFTS["perturbed"], config=config, sampling=SAMPLING
     )
-    assert np.any(np.asarray(out.tokens) != np.asarray(PLAIN.tokens))
+    assert np.any(np.asarray(out.tokens) != np.asarray(plain.tokens))

@@ -10,21 +10,10 @@ from flax import nnx
 import specjax
 from specjax.decoding.invariants import Violation
 from specjax.drafts import Model, Ngram, NoDraft
-from specjax.models.config import ModelConfig
 from specjax.models.transformer import Transformer
 from tests.perturb import perturbed
 from tests.scripted import Scripted
-
-CONFIG = ModelConfig(
-    vocab_size=64,
-    hidden_size=32,
-    intermediate_size=48,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    tie_embeddings=True,
-)
+from tests.tiny_llama import CONFIG
 
 
 def transformer(seed, **changes):

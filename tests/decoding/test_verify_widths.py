@@ -15,10 +15,10 @@ from specjax.decoding.program import Program
 from specjax.drafts import Model, Ngram, NoDraft
 from specjax.models import Transformer
 from specjax.testing import TableLM, count_compiles
-from tests.decoding.test_coupled import CONFIG
 from tests.drafts.test_model import Recurrent
 from tests.perturb import perturbed
 from tests.scripted import Scripted
+from tests.tiny_llama import CONFIG
 
 VOCAB, BATCH, NEW, GAMMA = 12, 4, 40, 8
 TARGET = TableLM.random(VOCAB, seed=3, scale=2.5)
