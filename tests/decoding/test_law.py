@@ -160,13 +160,14 @@ def test_a_draft_that_breaks_down_midway_keeps_the_law():
 @pytest.mark.parametrize("rule", ("token", "block", "coupled"))
 def test_a_target_that_breaks_down_midway_keeps_the_law_of_what_came_before(rule):
     """After token 2 the logits are NaN: rows end there with an error, as often as plain decoding would."""
-    table = np.array(TARGET.table[...])
+    table, drafts = np.array(TARGET.table[...]), np.array(DRAFT.table[...])
     table[:, 2] = np.nan
+    drafts[:, :, 2] += 2.5  # proposed more often than it should be, so that it must be rejected at times
     out = specjax.generate(
         TableLM(table),
         np.tile(np.array(PROMPT, np.int32), (SAMPLES, 1)),
         np.full(SAMPLES, len(PROMPT), np.int32),
-        draft=Model(DRAFT),
+        draft=Model(TableLM(drafts)),
         config=specjax.DecodeConfig(max_new_tokens=TOKENS, gamma=3, rule=rule),
         sampling=specjax.Sampling(temperature=1.0),
     )
@@ -229,3 +230,26 @@ def test_broken_rules_are_rejected(broken, monkeypatch):
     settings = {"temperature": 1.0}
     outcomes, _ = draw(Model(DRAFT), 2, settings)
     assert p_value(outcomes, settings) < LEVEL
+
+
+@pytest.mark.parametrize("rule", ("token", "block"))
+def test_a_token_behind_which_the_target_breaks_down_keeps_its_probability(rule):
+    """The draft proposes token 0 far too often, and nothing can be drawn after it."""
+    p, q = np.array([0.1, 0.6, 0.3], np.float32), np.array([0.8, 0.1, 0.1], np.float32)
+    target, draft = (np.tile(np.log(law), (3, 3, 1)) for law in (p, q))
+    target[:, 0] = np.nan
+    samples = 20_000
+    out = specjax.generate(
+        TableLM(target),
+        np.ones((samples, 2), np.int32),
+        np.full(samples, 2),
+        draft=Model(TableLM(draft)),
+        config=specjax.DecodeConfig(max_new_tokens=TOKENS, gamma=3, rule=rule),
+        sampling=specjax.Sampling(temperature=1.0),
+    )
+    assert (
+        stats.chisquare(
+            np.bincount(np.asarray(out.tokens)[:, 0], minlength=3), np.array([0.1, 0.6, 0.3]) * samples
+        ).pvalue
+        > LEVEL
+    )
