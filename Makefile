@@ -8,7 +8,8 @@ OLDEST      ?= .venv-oldest
 PYTEST_ARGS ?=
 # Processes that share the tests; each may hold a model of 1 GB. One on an accelerator, which they cannot share.
 WORKERS     ?= 2
-PYTEST       = -m pytest --numprocesses $(WORKERS) --dist worksteal
+# -c: a file named in PYTEST_ARGS must not move pytest's idea of where the repository is.
+PYTEST       = -m pytest -c pyproject.toml --numprocesses $(WORKERS) --dist worksteal
 
 PIP = -m pip install --quiet --disable-pip-version-check --no-input --root-user-action=ignore
 
