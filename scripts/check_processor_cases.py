@@ -24,9 +24,20 @@ import numpy as np
 from specjax.sampling import Pipeline, RowSampling, Sampling, log_law, to_rows
 
 TOLERANCE = 1e-5
+LONGEST = 8  # tokens in a biased sequence
 WARPERS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-CONTEXT = {"prompt_length", "eos_token_id", "order"}
-KNOWN = {*WARPERS, "repetition_penalty", "sequence_bias", "bad_words_ids", "min_new_tokens", *CONTEXT}
+CONTEXT = {"prompt_length", "eos_token_id", "max_length", "order"}
+KNOWN = {
+    *WARPERS,
+    "repetition_penalty",
+    "sequence_bias",
+    "bad_words_ids",
+    "no_repeat_ngram_size",
+    "min_new_tokens",
+    "forced_eos_token_id",
+    "begin_suppress_tokens",
+    *CONTEXT,
+}
 
 
 def main() -> None:
@@ -59,10 +70,8 @@ def rows_of(case: dict) -> list[dict]:
 
 
 def is_supported(row: dict) -> bool:
-    """Whether specjax has these settings; a longer bad word is left out where it has an effect."""
-    words = row["params"].get("bad_words_ids", ())
-    longer = any(len(word) > 1 and row["ids"][1 - len(word) :] == word[:-1] for word in words)
-    return set(row["params"]) <= KNOWN and not longer
+    """Whether specjax has these settings."""
+    return set(row["params"]) <= KNOWN
 
 
 def check(rows: list[dict]) -> list[str]:
@@ -94,7 +103,7 @@ def run(rows: list[dict]) -> tuple[np.ndarray, np.ndarray]:
 def apply(
     settings: RowSampling, prompts: Any, prompt_lengths: Any, outputs: Any, counts: Any, logits: Any
 ) -> tuple[jax.Array, jax.Array]:
-    pipeline = Pipeline()
+    pipeline = Pipeline(longest_bias=LONGEST)
     states = pipeline.init(prompts, prompt_lengths, logits.shape[-1])
     states = pipeline.advance_block(states, outputs, counts)
     processed = pipeline.process(settings, states, logits)
@@ -111,11 +120,23 @@ def settings_of(rows: list[dict]) -> RowSampling:
         **{name: column(name, default) for name, default in WARPERS.items()},
         repetition_penalty=column("repetition_penalty", 1.0),
         min_new_tokens=column("min_new_tokens", 0),
-        logit_bias=[{token: bias for (token,), bias in params.get("sequence_bias", ())} for params in every],
-        banned_tokens=[[w[0] for w in params.get("bad_words_ids", ()) if len(w) == 1] for params in every],
+        no_repeat_ngram_size=column("no_repeat_ngram_size", 0),
+        forced_last_token=column("forced_eos_token_id", -1),
+        sequence_bias=[{tuple(ids): bias for ids, bias in p.get("sequence_bias", ())} for p in every],
+        # One list for each row, also where none has any.
+        banned_sequences=[params.get("bad_words_ids", []) for params in every],
+        suppressed_first_tokens=[params.get("begin_suppress_tokens", []) for params in every],
     )
     eos = padded([np.atleast_1d(params.get("eos_token_id", ())) for params in every], fill=-1)
-    return to_rows(sampling, len(rows), eos_ids=jnp.asarray(eos), max_bias=8)
+    prompts = column("prompt_length", 0)
+    return to_rows(
+        sampling,
+        len(rows),
+        eos_ids=jnp.asarray(eos),
+        max_new_tokens=jnp.asarray(column("max_length", 1000) - prompts, jnp.int32),
+        max_bias=8,
+        max_bias_len=LONGEST,
+    )
 
 
 def padded(rows: list, fill: int = 0) -> np.ndarray:

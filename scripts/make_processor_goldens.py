@@ -34,6 +34,11 @@ SETTINGS = {
         for bias in ([[[7], 2.5]], [[[0], -100.0], [[23], 100.0]], [[[5], 1.0], [[6], -1.0], [[8], 0.25]])
     ],
     "bad_words": [{"bad_words_ids": words} for words in ([[5]], [[0], [23], [11]])],
+    "bad_sequences": [{"bad_words_ids": words} for words in ([[0, 1]], [[5], [1, 1, 0], [0, 2, 1, 0]])],
+    "sequences": [{"sequence_bias": [[[0, 1], 2.5], [[1, 2], -3.0], [[2, 0, 1], 4.0], [[1], 1.0]]}],
+    "no_repeat_ngram": [{"no_repeat_ngram_size": value} for value in (1, 2, 3, 4)],
+    "forced_last": [{"forced_eos_token_id": 7, "max_length": value} for value in (9, 10, 11)],
+    "suppressed_first": [{"begin_suppress_tokens": tokens} for tokens in ([3], [0, 23, 11])],
     "min_new_tokens": [{"min_new_tokens": value} for value in (3, 4, 5, 9)],
     "chain": [
         {"repetition_penalty": 1.2, "temperature": 0.7, "top_k": 8, "top_p": 0.9},
@@ -49,6 +54,12 @@ SETTINGS = {
             "top_k": 12,
             "top_p": 0.97,
             "min_p": 0.01,
+        },
+        {
+            "no_repeat_ngram_size": 2,
+            "repetition_penalty": 1.3,
+            "sequence_bias": [[[0, 1], 2.0]],
+            "top_p": 0.9,
         },
     ],
 }
@@ -93,7 +104,10 @@ def make_case(name: str, params: dict, logits: np.ndarray, rng: np.random.Genera
     # Numbers are rounded first, so that what is stored is what was processed.
     logits = np.array([[float(f"{value:.6g}") for value in row] for row in logits], np.float32)
     prompt_length = 4
-    input_ids = rng.integers(0, VOCAB, (ROWS, prompt_length + int(rng.integers(1, 6))))
+    # Few different ids where text has to repeat itself, and no output yet where its beginning matters.
+    ids = 3 if {"no_repeat_ngram_size", "sequence_bias", "bad_words_ids"} & params.keys() else VOCAB
+    new = 0 if "begin_suppress_tokens" in params and rng.random() < 0.7 else int(rng.integers(1, 6))
+    input_ids = rng.integers(0, ids, (ROWS, prompt_length + new))
     expected = process(params, input_ids, prompt_length, logits)
     return {
         "name": name,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-# Before anything imports jax, which reads them once. Set the first one to run the tests on an accelerator. The
-# second one: most of the tests' time is compiling, and code that runs once need not be optimized by LLVM.
+# Before anything imports jax, which reads them once. Set the first one to run the tests on an accelerator.
+# The second one: most of the tests' time is compiling, and code that runs once need not be optimized by LLVM.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 

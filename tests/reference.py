@@ -4,22 +4,37 @@ import numpy as np
 
 
 def process(logits, prompt, output, settings, eos_ids=()):
-    """Logits float64[V] after penalties and bans, before temperature."""
+    """Logits float64[V] after penalties, bans and forced tokens, before temperature."""
     off = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0, "min_new_tokens": 0}
     get = off | settings
-    logits = np.array(logits, np.float64)
+    logits, text = np.array(logits, np.float64), [*prompt, *output]
     for token, bias in get.get("logit_bias", {}).items():
         logits[token] += bias
+    for (*before, token), bias in get.get("sequence_bias", {}).items():
+        if ends_with(text, before):
+            logits[token] += bias
     for token in set(prompt) | set(output):
         factor = 1 / get["repetition_penalty"] if logits[token] > 0 else get["repetition_penalty"]
         logits[token] *= factor
     for token in set(output):
         logits[token] -= get["presence_penalty"] + get["frequency_penalty"] * list(output).count(token)
     banned = list(get.get("banned_tokens", ()))
+    banned += [token for *before, token in get.get("banned_sequences", ()) if ends_with(text, before)]
+    if n := get.get("no_repeat_ngram_size", 0):
+        banned += [text[end] for end in range(n - 1, len(text)) if ends_with(text, text[end - n + 1 : end])]
     if len(output) < get["min_new_tokens"]:
         banned += list(eos_ids)
     logits[banned] = -np.inf
+    for place, token in ((0, "forced_first_token"), (get.get("budget", 0) - 1, "forced_last_token")):
+        if len(output) == place and (forced := get.get(token, -1)) >= 0:
+            logits = np.where(np.arange(len(logits)) == forced, 0.0, -np.inf)
+    if not output:
+        logits[list(get.get("suppressed_first_tokens", ()))] = -np.inf
     return logits
+
+
+def ends_with(text, end):
+    return list(text[len(text) - len(end) :]) == list(end)
 
 
 def log_law(processed, settings):

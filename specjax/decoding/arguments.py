@@ -82,7 +82,12 @@ def make_request(
         stop = dataclasses.replace(stop, eos_ids=eos_ids)
     rows = stopping.to_rows(stop, batch, config)
     to_rows: Callable[[Sampling], RowSampling] = lambda s: sampling_rows(  # noqa: E731
-        s, batch, eos_ids=rows.eos_ids, max_bias=config.max_bias
+        s,
+        batch,
+        eos_ids=rows.eos_ids,
+        max_new_tokens=rows.max_new_tokens,
+        max_bias=config.max_bias,
+        max_bias_len=config.max_bias_len,
     )
     request = Request(
         sampling=to_rows(sampling),
@@ -114,7 +119,10 @@ def concrete(value: Any) -> bool:
 
 
 def _check_sampling(name: str, rows: RowSampling, vocab_size: int) -> None:
-    public = {"bias_ids": "logit_bias or banned_tokens", "bias_values": "logit_bias"}
+    public = {
+        "bias_ids": "logit_bias, sequence_bias, banned_tokens or banned_sequences",
+        "bias_values": "logit_bias or sequence_bias",
+    }
     for field, (valid, expected) in expectations(vocab_size).items():
         if concrete(getattr(rows, field)):
             values = np.asarray(getattr(rows, field))

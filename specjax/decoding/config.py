@@ -46,7 +46,8 @@ class DecodeConfig:
         debug: also check the costly invariants each round, and raise when one breaks.
         pad_id: fills the output after a row's end.
         max_eos, max_stop, max_stop_len: slots for EOS ids, stop sequences, and tokens in one.
-        max_bias: slots for biased and banned tokens of a row, together.
+        max_bias, max_bias_len: slots for biases and bans of a row, together, and tokens in one; as many slots
+            for its suppressed first tokens.
     """
 
     max_new_tokens: int = 128
@@ -62,6 +63,7 @@ class DecodeConfig:
     max_stop: int = 4
     max_stop_len: int = 16
     max_bias: int = 32
+    max_bias_len: int = 8
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -73,6 +75,7 @@ class DecodeConfig:
             ("max_stop", 0),
             ("max_stop_len", 1),
             ("max_bias", 0),
+            ("max_bias_len", 1),
         ):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:

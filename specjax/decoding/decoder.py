@@ -17,6 +17,7 @@ from specjax.decoding.arguments import check_capacity, concrete, make_request, p
 from specjax.decoding.config import DecodeConfig
 from specjax.decoding.invariants import raise_on_violation
 from specjax.decoding.program import Program
+from specjax.decoding.round import Scored, round_noise, score_round
 from specjax.decoding.state import DecodeState, GenerateResult, Request
 from specjax.decoding.stop import Stop
 from specjax.drafts import Draft, NoDraft
@@ -63,9 +64,9 @@ class Decoder:
         self.target = target
         self.draft: Draft = draft or NoDraft()
         self.config = config or DecodeConfig()
-        self._processors = tuple(processors)
         check_compatible(target, self.draft.module)
-        self._graphdef, self._weights = nnx.split((target, self.draft.module))
+        # Arrays of processors travel with the weights.
+        self._graphdef, self._weights = nnx.split((target, self.draft.module, tuple(processors)))
 
     def generate(
         self,
@@ -142,6 +143,13 @@ class Decoder:
             check_capacity(request_of_extended, total, programs.program.capacity, self.target)
         return programs.extend(self._weights, state, tokens, lengths, request)
 
+    def score(self, state: DecodeState) -> Scored:
+        """What the next round would decide on: the proposal, and the laws of target and draft.
+
+        For looking at a pair of models; decoding needs no call of it. The state stays usable.
+        """
+        return self._compiled_for(state).score(self._weights, state)
+
     def result(self, state: DecodeState) -> GenerateResult:
         """What the rows of a state have generated so far. The state stays usable."""
         return self._compiled_for(state).result(state)
@@ -217,7 +225,7 @@ class Decoder:
         return self._programs(state.tokens.shape[1])
 
     def _programs(self, capacity: int) -> _Programs:
-        program = Program.build(self.target, self.draft, self.config, capacity, self._processors)
+        program = Program.build(self.target, self.draft, self.config, capacity)
         return _programs(self._graphdef, program)
 
     def _checked(self, out: Any) -> Any:
@@ -241,11 +249,11 @@ def _inherit(
         request = dataclasses.replace(request, sampling=old.sampling, seed=old.seed)
         if draft_sampling is None:
             request = dataclasses.replace(request, draft_sampling=old.draft_sampling)
-    eos_ids = request.stop.eos_ids
+    ends = {"eos_ids": request.stop.eos_ids, "max_new_tokens": request.stop.max_new_tokens}
     return dataclasses.replace(
         request,
-        sampling=dataclasses.replace(request.sampling, eos_ids=eos_ids),
-        draft_sampling=dataclasses.replace(request.draft_sampling, eos_ids=eos_ids),
+        sampling=dataclasses.replace(request.sampling, **ends),
+        draft_sampling=dataclasses.replace(request.draft_sampling, **ends),
     )
 
 
@@ -258,6 +266,7 @@ class _Programs:
     start: Any
     run: Any
     extend: Any
+    score: Any
     result: Any
 
 
@@ -265,24 +274,29 @@ class _Programs:
 def _programs(graphdef: Any, program: Program) -> _Programs:
     """Shared between decoders, so that repeated `generate` calls never compile the same thing twice."""
 
+    def merged(weights: Any) -> tuple[Program, Any, Any]:
+        target, draft_module, processors = nnx.merge(graphdef, weights)
+        return program.with_processors(processors), target, draft_module
+
     def generate(weights: Any, prompts: jax.Array, lengths: jax.Array, request: Request) -> GenerateResult:
-        target, draft_module = nnx.merge(graphdef, weights)
-        state = admission.start(program, target, draft_module, prompts, lengths, request)
-        return loop.result(program, loop.run_rounds(program, target, draft_module, state))
+        merged_program = merged(weights)
+        state = admission.start(*merged_program, prompts, lengths, request)
+        return loop.result(program, loop.run_rounds(*merged_program, state))
 
     def start(weights: Any, prompts: jax.Array, lengths: jax.Array, request: Request) -> DecodeState:
-        target, draft_module = nnx.merge(graphdef, weights)
-        return admission.start(program, target, draft_module, prompts, lengths, request)
+        return admission.start(*merged(weights), prompts, lengths, request)
 
     def run(weights: Any, state: DecodeState, limit: jax.Array) -> DecodeState:
-        target, draft_module = nnx.merge(graphdef, weights)
-        return loop.run_rounds(program, target, draft_module, state, limit)
+        return loop.run_rounds(*merged(weights), state, limit)
 
     def extend(
         weights: Any, state: DecodeState, tokens: jax.Array, lengths: jax.Array, request: Request
     ) -> DecodeState:
-        target, draft_module = nnx.merge(graphdef, weights)
-        return admission.admit(program, target, draft_module, state, tokens, lengths, request)
+        return admission.admit(*merged(weights), state, tokens, lengths, request)
+
+    def score(weights: Any, state: DecodeState) -> Scored:
+        merged_program = merged(weights)
+        return score_round(*merged_program, state, round_noise(merged_program[0], state))[0]
 
     return _Programs(
         program=program,
@@ -290,6 +304,7 @@ def _programs(graphdef: Any, program: Program) -> _Programs:
         start=jax.jit(start),
         run=jax.jit(run, donate_argnums=1),
         extend=jax.jit(extend, donate_argnums=1),
+        score=jax.jit(score),
         result=jax.jit(functools.partial(loop.result, program)),
     )
 
@@ -357,7 +372,8 @@ def decode(
     check_compatible(target, draft.module)
     prompts, lengths = prompt_arrays(prompts, prompt_lengths, target.vocab_size)
     batch, width = prompts.shape
-    program = Program.build(target, draft, config, config.row_capacity(width), tuple(processors))
+    program = Program.build(target, draft, config, config.row_capacity(width))
+    program = program.with_processors(tuple(processors))
     eos_ids = tuple(getattr(target, "eos_ids", ()))
     request = make_request(batch, config, target.vocab_size, sampling, draft_sampling, stop, eos_ids)
     check_capacity(request, lengths, program.capacity, target)

@@ -7,7 +7,7 @@ from typing import Any
 
 from specjax.decoding.config import DecodeConfig
 from specjax.drafts import Draft
-from specjax.sampling import Pipeline
+from specjax.sampling import Pipeline, Processor
 from specjax.verify import RULES, Rule
 
 
@@ -40,10 +40,12 @@ class Program:
     def cache_capacity(self) -> int:
         return self.capacity + max(self.gamma + 1, self.chunk)
 
+    def with_processors(self, processors: tuple[Processor, ...]) -> Program:
+        """The program with the caller's own processors, whose arrays may be traced."""
+        return dataclasses.replace(self, pipeline=dataclasses.replace(self.pipeline, user=processors))
+
     @classmethod
-    def build(
-        cls, target: Any, draft: Draft, config: DecodeConfig, capacity: int, processors: tuple[Any, ...]
-    ) -> Program:
+    def build(cls, target: Any, draft: Draft, config: DecodeConfig, capacity: int) -> Program:
         """The program for rows that hold `capacity` tokens.
 
         Raises:
@@ -60,7 +62,7 @@ class Program:
             config=config,
             draft=draft.without_module(),
             rule=RULES[config.rule],
-            pipeline=Pipeline(processors),
+            pipeline=Pipeline(longest_bias=config.max_bias_len),
             vocab_size=target.vocab_size,
             gamma=gamma,
             widths=widths,

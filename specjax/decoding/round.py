@@ -28,35 +28,40 @@ class Block:
     count: jax.Array
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scored:
+    """What a round decides on.
+
+    Attributes:
+        proposal: batched.
+        positions: int32[B, T] of the scored tokens.
+        raw, processed: float[B, T, V], the target's logits after each prefix of the draft.
+        log_p: float[B, T, V], their log-law; zero where nothing needs it.
+    """
+
+    proposal: Proposal
+    positions: jax.Array
+    raw: jax.Array
+    processed: jax.Array
+    log_p: jax.Array
+
+
 def decode_round(program: Program, target: Any, draft_module: Any, state: DecodeState) -> DecodeState:
     """Advances every running row by one round; finished rows stay exactly as they are.
 
     Args:
         target, draft_module: the merged modules.
     """
-    sampling = state.request.sampling
-    noise = Noise.of_round(state.request.seed, state.round, state.length, shared=program.rule.shares_noise)
-    proposal, draft_carry = program.draft.propose(draft_module, state.draft, _context(program, state, noise))
-    gamma = program.gamma
-    chex.assert_shape(proposal.tokens, (state.length.shape[0], gamma))
-
-    # Slots that are not live still hold real ids.
-    drafted = jnp.clip(proposal.tokens, 0, program.vocab_size - 1)
-    proposal = dataclasses.replace(proposal, tokens=drafted)
-    positions = state.cached_length[:, None] + jnp.arange(gamma + 1, dtype=jnp.int32)
-    raw, pending = _score(program, target, state, proposal, positions)
-
-    # From logits to laws.
-    processed = program.pipeline.process_block(sampling, state.processors, raw, drafted)
-    law_needed = jnp.any(~sampling.greedy) | program.config.logprobs
-    log_p = jax.lax.cond(law_needed, lambda logits: log_law(sampling, logits), jnp.zeros_like, processed)
-
-    # Verify.
-    n_accepted, next_token = verify(program.rule, processed, log_p, sampling.greedy, proposal, noise)
+    noise = round_noise(program, state)
+    scored, draft_carry, pending = score_round(program, target, draft_module, state, noise)
+    greedy, proposal = state.request.sampling.greedy, scored.proposal
+    n_accepted, next_token = verify(program.rule, scored.processed, scored.log_p, greedy, proposal, noise)
 
     # Commit.
-    block = Block(_assemble(drafted, n_accepted, next_token), jnp.where(state.running, n_accepted + 1, 0))
-    block, finish_reason = _cut(state, block, drawable(raw, processed))
+    tokens = _assemble(proposal.tokens, n_accepted, next_token)
+    block = Block(tokens, jnp.where(state.running, n_accepted + 1, 0))
+    block, finish_reason = _cut(state, block, drawable(scored.raw, scored.processed))
     accepted = jnp.minimum(n_accepted, block.count)
     new_length = state.length + block.count
     new = dataclasses.replace(
@@ -72,13 +77,42 @@ def decode_round(program: Program, target: Any, draft_module: Any, state: Decode
         stats=_count(state, proposal, accepted, block.count),
     )
     if program.config.logprobs:
-        new = _record_logprobs(new, state, block, log_p, raw)
+        new = _record_logprobs(new, state, block, scored)
     checks = _cheap_checks(program, state, proposal, n_accepted, block)
     if program.config.debug:
-        checks |= _costly_checks(
-            program, state, new, proposal, n_accepted, block, processed, log_p, positions
-        )
+        checks |= _costly_checks(program, state, new, scored, n_accepted, block)
     return dataclasses.replace(new, violations=state.violations | flags(checks))
+
+
+def round_noise(program: Program, state: DecodeState) -> Noise:
+    """The noise of every row's next round."""
+    return Noise.of_round(state.request.seed, state.round, state.length, shared=program.rule.shares_noise)
+
+
+def score_round(
+    program: Program, target: Any, draft_module: Any, state: DecodeState, noise: Noise
+) -> tuple[Scored, Any, Any]:
+    """The first half of a round: propose, score, process.
+
+    Returns:
+        What the other half decides on, the draft's carry, and what the target's cache would become.
+    """
+    sampling = state.request.sampling
+    proposal, draft_carry = program.draft.propose(draft_module, state.draft, _context(program, state, noise))
+    gamma = program.gamma
+    chex.assert_shape(proposal.tokens, (state.length.shape[0], gamma))
+
+    # Slots that are not live still hold real ids.
+    drafted = jnp.clip(proposal.tokens, 0, program.vocab_size - 1)
+    proposal = dataclasses.replace(proposal, tokens=drafted)
+    positions = state.cached_length[:, None] + jnp.arange(gamma + 1, dtype=jnp.int32)
+    raw, pending = _score(program, target, state, proposal, positions)
+
+    processed = program.pipeline.process_block(sampling, state.processors, raw, drafted)
+    law_needed = jnp.any(~sampling.greedy) | program.config.logprobs
+    log_p = jax.lax.cond(law_needed, lambda logits: log_law(sampling, logits), jnp.zeros_like, processed)
+    scored = Scored(proposal=proposal, positions=positions, raw=raw, processed=processed, log_p=log_p)
+    return scored, draft_carry, pending
 
 
 def _score(
@@ -162,7 +196,7 @@ def _append(state: DecodeState, block: Block) -> jax.Array:
     return _set(state.tokens, places, block.tokens)
 
 
-def _record_logprobs(new: DecodeState, old: DecodeState, block: Block, log_p: Any, raw: Any) -> DecodeState:
+def _record_logprobs(new: DecodeState, old: DecodeState, block: Block, scored: Scored) -> DecodeState:
     assert old.logprobs is not None
     assert old.raw_logprobs is not None
     slots = jnp.arange(block.tokens.shape[1], dtype=jnp.int32)
@@ -174,8 +208,8 @@ def _record_logprobs(new: DecodeState, old: DecodeState, block: Block, log_p: An
 
     return dataclasses.replace(
         new,
-        logprobs=_set(old.logprobs, places, of_emitted(log_p)),
-        raw_logprobs=_set(old.raw_logprobs, places, of_emitted(jax.nn.log_softmax(raw, axis=-1))),
+        logprobs=_set(old.logprobs, places, of_emitted(scored.log_p)),
+        raw_logprobs=_set(old.raw_logprobs, places, of_emitted(jax.nn.log_softmax(scored.raw, axis=-1))),
     )
 
 
@@ -217,21 +251,19 @@ def _costly_checks(
     program: Program,
     old: DecodeState,
     new: DecodeState,
-    proposal: Proposal,
+    scored: Scored,
     n_accepted: jax.Array,
     block: Block,
-    processed: jax.Array,
-    log_p: jax.Array,
-    positions: jax.Array,
 ) -> dict[Violation, jax.Array]:
     """Checks that reread the text or the laws; the mask of a verified row follows from its position alone."""
     slots = jnp.arange(block.tokens.shape[1], dtype=jnp.int32)
     real = slots < block.count[:, None]
-    likeliest = jnp.argmax(processed, axis=-1).astype(jnp.int32)
-    allowed = jnp.take_along_axis(log_p, block.tokens[..., None], axis=-1)[..., 0] > -jnp.inf
+    positions = scored.positions
+    likeliest = jnp.argmax(scored.processed, axis=-1).astype(jnp.int32)
+    allowed = jnp.take_along_axis(scored.log_p, block.tokens[..., None], axis=-1)[..., 0] > -jnp.inf
     may_emit = jnp.where(old.request.sampling.greedy[:, None], block.tokens == likeliest, allowed)
     is_draft = slots[:-1] < jnp.minimum(n_accepted, block.count)[:, None]
-    follows_draft = jnp.all(~is_draft | (block.tokens[:, :-1] == proposal.tokens), axis=1)
+    follows_draft = jnp.all(~is_draft | (block.tokens[:, :-1] == scored.proposal.tokens), axis=1)
     committed = jnp.take_along_axis(
         new.tokens, jnp.minimum(old.length[:, None] + slots, new.tokens.shape[1] - 1), axis=1
     )

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.decoding.config import DecodeConfig, FinishReason
-from specjax.sampling.params import ArrayLike, nested, packed, per_row, refuse_negative
+from specjax.sampling.params import ArrayLike, id_lists, per_row, sequence_lists, sequence_slots_of, slots_of
 
 
 @jax.tree_util.register_dataclass
@@ -57,9 +57,20 @@ def to_rows(stop: Stop, batch: int, config: DecodeConfig) -> RowStop:
         ValueError: more ids, sequences or tokens in a sequence than the configuration has slots for.
     """
     budget = config.max_new_tokens if stop.max_new_tokens is None else stop.max_new_tokens
+    eos_ids: Any = () if stop.eos_ids is None else stop.eos_ids
+    if not isinstance(eos_ids, Sequence):
+        eos_ids = list(jnp.atleast_1d(jnp.asarray(eos_ids)))
     return RowStop(
-        eos_ids=_eos_slots(stop.eos_ids, batch, config.max_eos),
-        sequences=_sequence_slots(stop.sequences, batch, config.max_stop, config.max_stop_len),
+        eos_ids=slots_of(
+            "eos_ids", id_lists("eos_ids", eos_ids, batch), config.max_eos, "DecodeConfig.max_eos", batch
+        ),
+        sequences=sequence_slots_of(
+            "sequences",
+            sequence_lists("sequences", stop.sequences, batch),
+            (config.max_stop, config.max_stop_len),
+            ("DecodeConfig.max_stop", "DecodeConfig.max_stop_len"),
+            batch,
+        ),
         max_new_tokens=per_row("max_new_tokens", budget, batch, jnp.int32),
     )
 
@@ -103,50 +114,3 @@ def find_end(
     marked = jnp.where(eos_there, int(FinishReason.EOS), int(FinishReason.STOP))
     unmarked = jnp.where(emitted >= room, int(FinishReason.LENGTH), int(FinishReason.RUNNING))
     return emitted, jnp.where(ended, marked, unmarked).astype(jnp.int32)
-
-
-def _eos_slots(eos_ids: Any, batch: int, slots: int) -> jax.Array:
-    if isinstance(eos_ids, Sequence):
-        rows: Any = eos_ids if nested(eos_ids) else [eos_ids]
-    else:
-        array = jnp.atleast_1d(jnp.asarray(() if eos_ids is None else eos_ids))
-        rows = array if array.ndim > 1 else array[None]
-    if len(rows) not in (1, batch):
-        raise ValueError(
-            f"eos_ids has {len(rows)} rows; expected one for all or one for each of {batch} rows"
-        )
-    flat: list[Any] = []
-    for ids in rows:
-        if len(ids) > slots:
-            raise ValueError(
-                f"eos_ids has {len(ids)} ids for one row; expected at most {slots} (DecodeConfig.max_eos)"
-            )
-        flat += [*ids, *[-1] * (slots - len(ids))]
-    return packed(flat, (len(rows), slots), batch, jnp.int32)
-
-
-def _sequence_slots(sequences: Any, batch: int, slots: int, longest: int) -> jax.Array:
-    # Rows without sequences tell nothing: [[], [[5, 6]]] has one list for each row, and so has [[], []].
-    told = [nested(item) for item in sequences if len(item) > 0]
-    per_row_lists = any(told) if told else len(sequences) > 0
-    rows = sequences if per_row_lists else [sequences]
-    if len(rows) not in (1, batch):
-        raise ValueError(
-            f"sequences has {len(rows)} rows; expected one list for all or one for each of {batch} rows"
-        )
-    flat: list[Any] = []
-    for index, row in enumerate(rows):
-        if len(row) > slots:
-            raise ValueError(
-                f"sequences holds {len(row)} for one row; expected at most {slots} (DecodeConfig.max_stop)"
-            )
-        for sequence in row:
-            if not 0 < len(sequence) <= longest:
-                raise ValueError(
-                    f"sequences holds one of {len(sequence)} tokens; "
-                    f"expected 1 to {longest} (DecodeConfig.max_stop_len)"
-                )
-            refuse_negative("sequences", sequence, index)
-            flat += [*[-1] * (longest - len(sequence)), *sequence]
-        flat += [-1] * longest * (slots - len(row))
-    return packed(flat, (len(rows), slots, longest), batch, jnp.int32)

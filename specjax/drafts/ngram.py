@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 
 from specjax.drafts.protocol import Carry, Proposal, RoundContext
 from specjax.drafts.stateless import Stateless
+from specjax.sampling.matches import match_lengths
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,32 +61,3 @@ class Ngram(Stateless):
             fitting = jnp.minimum(jnp.searchsorted(widths, wanted + 1), len(context.widths) - 1)
             live = jnp.minimum(live, widths[fitting] - 1)
         return Proposal(tokens=tokens, live=live, log_q=None, failed=jnp.zeros_like(live, bool)), carry
-
-
-def match_lengths(tokens: jax.Array, length: jax.Array, longest: int) -> jax.Array:
-    """How many tokens up to each position agree with the last tokens of the text.
-
-    For text `a b c a b` (length 5): `[0, 2, 0, 0, -]`: the text up to position 1 ends with `a b`, as the
-    whole does. The last position itself is no match.
-
-    Args:
-        tokens: int32[B, N]. length: int32[B], at least 1. longest: compare at most this many.
-
-    Returns:
-        int32[B, N]
-    """
-    width = tokens.shape[1]
-    positions = jnp.arange(width, dtype=jnp.int32)
-    longest = min(longest, width)
-    padded = jnp.pad(tokens, ((0, 0), (longest, 0)), constant_values=-1)
-
-    def compare(back: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        """One token further back, at all positions at once."""
-        agrees, matched = carry
-        last = jnp.take_along_axis(tokens, jnp.maximum(length - 1 - back, 0)[:, None], axis=1)
-        earlier = jax.lax.dynamic_slice_in_dim(padded, longest - back, width, axis=1)
-        agrees &= (earlier == last) & (length > back)[:, None]
-        return agrees, matched + agrees
-
-    before_last = jnp.broadcast_to(positions < length[:, None] - 1, tokens.shape)
-    return jax.lax.fori_loop(0, longest, compare, (before_last, jnp.zeros(tokens.shape, jnp.int32)))[1]

@@ -84,6 +84,26 @@ class LanguageModel:
         """The text of ids, a list or an array `[T]`."""
         return str(self.tokenizer.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens))
 
+    def token_texts(self) -> list[str | None]:
+        """What each id adds to a text, for `specjax.sampling.Automaton.from_regex`.
+
+        Returns:
+            `vocab_size` strings; None for special and unused ids, and for parts of a character.
+        """
+        # Some tokenizers drop the space that leads a text, so each token is decoded behind another one.
+        anchor = self.encode("a")[-1]
+        ids = range(len(self.tokenizer))
+        texts = self.tokenizer.batch_decode(
+            [[anchor, token] for token in ids], clean_up_tokenization_spaces=False
+        )
+        start = len(self.decode([anchor]))
+        special = Vocabulary.of(self.tokenizer).special_ids
+        usable = [
+            None if token in special or "\ufffd" in text else text[start:]
+            for token, text in zip(ids, texts, strict=True)
+        ]
+        return usable + [None] * (self.config.vocab_size - len(usable))
+
 
 def load(
     name_or_path: str | os.PathLike[str],

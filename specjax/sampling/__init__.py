@@ -1,11 +1,13 @@
 """Sampling: settings, noise, and the way from logits to the law that tokens are drawn from."""
 
+from specjax.sampling.automaton import Automaton
 from specjax.sampling.noise import Noise, Stream
 from specjax.sampling.params import RowSampling, Sampling, row_seeds, to_rows
 from specjax.sampling.pipeline import Draw, Pipeline, draw, drawable, log_law
 from specjax.sampling.processors import Processor
 
 __all__ = [
+    "Automaton",
     "Draw",
     "Noise",
     "Pipeline",

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 ArrayLike = Any  # a Python number, a NumPy array or a JAX array, traced or not
+Ids = Sequence[int]
 
 
 @jax.tree_util.register_dataclass
@@ -19,8 +20,9 @@ class Sampling:
     """How tokens are drawn. Each field is one value for all rows or an array with one for each row.
 
     All of it is traced: other values never compile anew. Order and meaning follow Hugging Face `generate`:
-    logit bias, repetition penalty, presence and frequency penalty, bans, minimum length, the caller's own
-    processors, then temperature, top-k, top-p, min-p.
+    biases and bans, repetition penalty, presence and frequency penalty, repeated n-grams, minimum length,
+    forced and suppressed tokens, the caller's own processors, then temperature, top-k, top-p, min-p. A row
+    in which they leave no token ends with an error.
 
     Attributes:
         temperature: 0 takes the likeliest token (lowest id on a tie) and skips top-k, top-p and min-p;
@@ -32,9 +34,18 @@ class Sampling:
             the prompt or the output (Keskar et al., arXiv 1909.05858). 1 does nothing.
         presence_penalty: subtracted from the logits of tokens that occur in the output.
         frequency_penalty: subtracted once for each occurrence in the output.
+        no_repeat_ngram_size: n, for which no n tokens in a row occur twice in prompt and output; 0 is off.
         min_new_tokens: EOS ids cannot be drawn before this many tokens.
+        forced_first_token, forced_last_token: the id of the first token of the output, and of the one that
+            uses up the row's budget; -1 leaves them free.
         logit_bias: `{token id: added to its logit}`, or a list with one such mapping for each row.
+        sequence_bias: `{(id, ..., id): added to the logit of the last one}` where the text ends with the ones
+            before, prompt included; or a list with one such mapping for each row.
         banned_tokens: ids that are never drawn, or a list with one list of ids for each row.
+        banned_sequences: sequences of ids that are never completed (`bad_words_ids` in Hugging Face), or a
+            list with one list of sequences for each row.
+        suppressed_first_tokens: ids that are not drawn as first token of the output, or a list with one list
+            of ids for each row.
         seed: an array gives each row its own; a single seed means `seed + row`.
     """
 
@@ -45,9 +56,17 @@ class Sampling:
     repetition_penalty: ArrayLike = 1.0
     presence_penalty: ArrayLike = 0.0
     frequency_penalty: ArrayLike = 0.0
+    no_repeat_ngram_size: ArrayLike = 0
     min_new_tokens: ArrayLike = 0
+    forced_first_token: ArrayLike = -1
+    forced_last_token: ArrayLike = -1
     logit_bias: Mapping[int, float] | Sequence[Mapping[int, float]] = dataclasses.field(default_factory=dict)
-    banned_tokens: Sequence[int] | Sequence[Sequence[int]] = ()
+    sequence_bias: Mapping[Ids, float] | Sequence[Mapping[Ids, float]] = dataclasses.field(
+        default_factory=dict
+    )
+    banned_tokens: Ids | Sequence[Ids] = ()
+    banned_sequences: Sequence[Ids] | Sequence[Sequence[Ids]] = ()
+    suppressed_first_tokens: Ids | Sequence[Ids] = ()
     seed: ArrayLike = 0
 
 
@@ -57,8 +76,11 @@ class RowSampling:
     """`Sampling` with one value for each row. Bans are biases of -inf.
 
     Attributes:
-        bias_ids: int32[B, slots], -1 where a slot is empty. bias_values: float32[B, slots].
+        bias_ids: int32[B, slots, longest], right-aligned, -1 before the first id; all -1 where a slot is
+            empty. bias_values: float32[B, slots].
+        suppressed_first_tokens: int32[B, slots], -1 where empty.
         eos_ids: int32[B, slots], which `min_new_tokens` keeps from being drawn; -1 where empty.
+        max_new_tokens: int32[B], the row's budget, which says where its last token is.
         All others: [B].
     """
 
@@ -69,10 +91,15 @@ class RowSampling:
     repetition_penalty: jax.Array
     presence_penalty: jax.Array
     frequency_penalty: jax.Array
+    no_repeat_ngram_size: jax.Array
     min_new_tokens: jax.Array
+    forced_first_token: jax.Array
+    forced_last_token: jax.Array
     bias_ids: jax.Array
     bias_values: jax.Array
+    suppressed_first_tokens: jax.Array
     eos_ids: jax.Array
+    max_new_tokens: jax.Array
 
     @property
     def greedy(self) -> jax.Array:
@@ -92,6 +119,7 @@ def expectations(vocab_size: int) -> dict[str, tuple[Callable[[Any], Any], str]]
     The tests take NumPy and JAX arrays.
     """
     finite = lambda x: abs(x) < jnp.inf  # noqa: E731
+    optional_id = (lambda x: (x >= -1) & (x < vocab_size), f"ids from 0 to {vocab_size - 1}")
     return {
         "temperature": (lambda x: (x >= 0) & finite(x), "0 or a positive number"),
         "top_k": (lambda x: x >= 0, "0 (off) or a positive integer"),
@@ -100,23 +128,36 @@ def expectations(vocab_size: int) -> dict[str, tuple[Callable[[Any], Any], str]]
         "repetition_penalty": (lambda x: (x > 0) & finite(x), "a positive number"),
         "presence_penalty": (finite, "a finite number"),
         "frequency_penalty": (finite, "a finite number"),
+        "no_repeat_ngram_size": (lambda x: x >= 0, "0 (off) or a positive integer"),
         "min_new_tokens": (lambda x: x >= 0, "0 or a positive integer"),
-        "bias_ids": (lambda x: (x >= -1) & (x < vocab_size), f"ids from 0 to {vocab_size - 1}"),
+        "forced_first_token": (optional_id[0], f"-1 (free) or an id from 0 to {vocab_size - 1}"),
+        "forced_last_token": (optional_id[0], f"-1 (free) or an id from 0 to {vocab_size - 1}"),
+        "bias_ids": optional_id,
+        "suppressed_first_tokens": optional_id,
         "bias_values": (lambda x: x < jnp.inf, "finite numbers, or -inf for a ban"),
     }
 
 
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-_INTEGERS = ("top_k", "min_new_tokens")
+_INTEGERS = ("top_k", "no_repeat_ngram_size", "min_new_tokens", "forced_first_token", "forced_last_token")
 
 
-def to_rows(sampling: Sampling, batch: int, *, eos_ids: jax.Array, max_bias: int) -> RowSampling:
+def to_rows(
+    sampling: Sampling,
+    batch: int,
+    *,
+    eos_ids: jax.Array,
+    max_new_tokens: jax.Array,
+    max_bias: int,
+    max_bias_len: int = 1,
+) -> RowSampling:
     """Gives every row its own value of every setting.
 
     Args:
         batch: rows, B.
-        eos_ids: int32[B, slots].
-        max_bias: slots for biased and banned tokens, together.
+        eos_ids: int32[B, slots]. max_new_tokens: int32[B].
+        max_bias: slots for biases and bans, together, and for suppressed first tokens.
+        max_bias_len: ids in one of them.
 
     Raises:
         ValueError: a field has another length than the batch, or there are more biases than slots.
@@ -125,8 +166,17 @@ def to_rows(sampling: Sampling, batch: int, *, eos_ids: jax.Array, max_bias: int
         name: per_row(name, getattr(sampling, name), batch, jnp.float32) for name in _FLOATS
     }
     fields |= {name: per_row(name, getattr(sampling, name), batch, jnp.int32) for name in _INTEGERS}
-    ids, values = _bias_slots(sampling, batch, max_bias)
-    return RowSampling(**fields, bias_ids=ids, bias_values=values, eos_ids=eos_ids)
+    ids, values = _bias_slots(sampling, batch, max_bias, max_bias_len)
+    name = "suppressed_first_tokens"
+    suppressed = id_lists(name, getattr(sampling, name), batch)
+    return RowSampling(
+        **fields,
+        bias_ids=ids,
+        bias_values=values,
+        suppressed_first_tokens=slots_of(name, suppressed, max_bias, "DecodeConfig.max_bias", batch),
+        eos_ids=eos_ids,
+        max_new_tokens=max_new_tokens,
+    )
 
 
 def per_row(name: str, value: ArrayLike, batch: int, dtype: Any) -> jax.Array:
@@ -159,49 +209,114 @@ def row_seeds(seed: ArrayLike, batch: int) -> jax.Array:
     return per_row("seed", jnp.asarray(seeds.astype(np.uint32)) + rows, batch, jnp.uint32)
 
 
+def id_lists(name: str, value: Any, batch: int) -> list[Any]:
+    """One list of ids for all rows, or one for each row, as a list of such lists."""
+    return _rows(name, value if nested(value) else [value], batch)
+
+
+def sequence_lists(name: str, value: Any, batch: int) -> list[Any]:
+    """One list of sequences for all rows, or one for each row, as a list of such lists."""
+    # Rows without sequences tell nothing: [[], [[5, 6]]] has one list for each row, and so has [[], []].
+    told = [nested(item) for item in value if len(item) > 0]
+    return _rows(name, value if (any(told) if told else len(value) > 0) else [value], batch)
+
+
 def nested(value: Any) -> bool:
     """Whether `value` holds one collection for each row rather than one for all of them."""
     return len(value) > 0 and (isinstance(value[0], Mapping | Sequence) or np.ndim(value[0]) > 0)
 
 
-def _bias_slots(sampling: Sampling, batch: int, slots: int) -> tuple[jax.Array, jax.Array]:
-    """Biases and bans of each row as (ids int32[B, slots], values float32[B, slots])."""
-    biases: Any = sampling.logit_bias
-    bans: Any = sampling.banned_tokens
-    row_biases = [biases] if isinstance(biases, Mapping) else list(biases)
-    row_bans = list(bans) if nested(bans) else [bans]
-    for name, rows in (("logit_bias", row_biases), ("banned_tokens", row_bans)):
-        if len(rows) not in (1, batch):
+def slots_of(name: str, rows: Sequence[Any], slots: int, setting: str, batch: int) -> jax.Array:
+    """Lists of ids, which may be traced, as int32[B, slots], -1 where empty; one list serves all rows.
+
+    Raises:
+        ValueError: a list is longer than `slots`, which `setting` decides.
+    """
+    flat: list[Any] = []
+    for ids in rows:
+        if len(ids) > slots:
+            raise ValueError(f"{name} has {len(ids)} ids for one row; expected at most {slots} ({setting})")
+        flat += [*ids, *[-1] * (slots - len(ids))]
+    return _packed(flat, (len(rows), slots), batch, jnp.int32)
+
+
+def sequence_slots_of(
+    name: str, rows: Sequence[Any], shape: tuple[int, int], settings: tuple[str, str], batch: int
+) -> jax.Array:
+    """Lists of sequences of ids as int32[B, slots, longest], right-aligned, -1 before the first id.
+
+    Args:
+        rows: one list for each row, or one for all; ids may be traced.
+        shape: slots and longest. settings: what decides them.
+
+    Raises:
+        ValueError: a list or a sequence is too long, a sequence is empty, or an id is negative, which would
+            be taken for an empty place.
+    """
+    slots, longest = shape
+    flat: list[Any] = []
+    for row, sequences in enumerate(rows):
+        if len(sequences) > slots:
             raise ValueError(
-                f"{name} has {len(rows)} rows; expected one for all or one for each of {batch} rows"
+                f"{name} holds {len(sequences)} for one row; expected at most {slots} ({settings[0]})"
             )
-
-    rows = max(len(row_biases), len(row_bans))
-    ids, values = [], []
-    for row in range(rows):
-        bias, banned = row_biases[row % len(row_biases)], row_bans[row % len(row_bans)]
-        refuse_negative("logit_bias", list(bias), row)
-        refuse_negative("banned_tokens", banned, row)
-        pairs = [*bias.items(), *((token, -jnp.inf) for token in banned)]
-        if len(pairs) > slots:
-            raise ValueError(
-                f"logit_bias and banned_tokens hold {len(pairs)} tokens for one row; "
-                f"expected at most {slots} (DecodeConfig.max_bias)"
-            )
-        pairs += [(-1, 0.0)] * (slots - len(pairs))
-        ids += [token for token, _ in pairs]
-        values += [value for _, value in pairs]
-    return packed(ids, (rows, slots), batch, jnp.int32), packed(values, (rows, slots), batch, jnp.float32)
+        for sequence in sequences:
+            if not 0 < len(sequence) <= longest:
+                raise ValueError(
+                    f"{name} holds one of {len(sequence)} tokens; expected 1 to {longest} ({settings[1]})"
+                )
+            _refuse_negative(name, sequence, row)
+            flat += [*[-1] * (longest - len(sequence)), *sequence]
+        flat += [-1] * longest * (slots - len(sequences))
+    return _packed(flat, (len(rows), slots, longest), batch, jnp.int32)
 
 
-def refuse_negative(name: str, ids: Sequence[Any], row: int) -> None:
-    """Raises ValueError for a row's token id below 0, which would be taken for an empty slot."""
+def _bias_slots(sampling: Sampling, batch: int, slots: int, longest: int) -> tuple[jax.Array, jax.Array]:
+    """Biases and bans of each row as (ids int32[B, slots, longest], values float32[B, slots])."""
+    columns = [
+        [
+            [((token,), bias) for token, bias in row.items()]
+            for row in _mappings("logit_bias", sampling, batch)
+        ],
+        [list(row.items()) for row in _mappings("sequence_bias", sampling, batch)],
+        [
+            [((token,), -jnp.inf) for token in row]
+            for row in id_lists("banned_tokens", sampling.banned_tokens, batch)
+        ],
+        [
+            [(ids, -jnp.inf) for ids in row]
+            for row in sequence_lists("banned_sequences", sampling.banned_sequences, batch)
+        ],
+    ]
+    count = max(map(len, columns))
+    rows = [[pair for column in columns for pair in column[row % len(column)]] for row in range(count)]
+    name = "logit_bias, sequence_bias, banned_tokens and banned_sequences"
+    settings = ("DecodeConfig.max_bias", "DecodeConfig.max_bias_len")
+    ids = sequence_slots_of(
+        name, [[ids for ids, _ in row] for row in rows], (slots, longest), settings, batch
+    )
+    flat = [value for row in rows for value in [*(bias for _, bias in row), *[0.0] * (slots - len(row))]]
+    return ids, _packed(flat, (count, slots), batch, jnp.float32)
+
+
+def _mappings(name: str, sampling: Sampling, batch: int) -> list[Any]:
+    value: Any = getattr(sampling, name)
+    return _rows(name, [value] if isinstance(value, Mapping) else value, batch)
+
+
+def _rows(name: str, rows: Any, batch: int) -> list[Any]:
+    if len(rows) not in (1, batch):
+        raise ValueError(f"{name} has {len(rows)} rows; expected one for all or one for each of {batch} rows")
+    return list(rows)
+
+
+def _refuse_negative(name: str, ids: Sequence[Any], row: int) -> None:
     for token in ids:
         if not isinstance(token, jax.core.Tracer) and token < 0:
             raise ValueError(f"{name} is {token} in row {row}; expected ids from 0")
 
 
-def packed(values: Sequence[Any], shape: tuple[int, ...], batch: int, dtype: Any) -> jax.Array:
+def _packed(values: Sequence[Any], shape: tuple[int, ...], batch: int, dtype: Any) -> jax.Array:
     """The flat list as an array of `shape` (its values may be traced), one row repeated for the batch."""
     traced = any(isinstance(value, jax.core.Tracer) for value in values)
     array = (

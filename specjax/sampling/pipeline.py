@@ -11,7 +11,15 @@ import jax.numpy as jnp
 
 from specjax.sampling.noise import Noise
 from specjax.sampling.params import RowSampling
-from specjax.sampling.processors import BatchProcessor, LogitBias, MinNewTokens, Penalties, PerRow, Processor
+from specjax.sampling.processors import (
+    BatchProcessor,
+    Bias,
+    Ends,
+    NoRepeatNgram,
+    Penalties,
+    PerRow,
+    Processor,
+)
 from specjax.sampling.thresholds import min_p_threshold, top_k_threshold, top_p_threshold
 
 States = tuple[Any, ...]
@@ -23,16 +31,19 @@ class Pipeline:
 
     Attributes:
         user: the caller's own processors, applied after the built-in ones.
+        longest_bias: ids in a biased sequence, at most.
     """
 
     user: tuple[Processor, ...] = ()
+    longest_bias: int = 1
 
     @property
     def processors(self) -> tuple[BatchProcessor, ...]:
-        return (LogitBias(), Penalties(), MinNewTokens(), *(PerRow(processor) for processor in self.user))
+        built_in = (Bias(self.longest_bias), Penalties(), NoRepeatNgram(), Ends())
+        return (*built_in, *(PerRow(processor) for processor in self.user))
 
     def init(self, prompts: jax.Array, lengths: jax.Array, vocab_size: int) -> States:
-        """States after the prompts int32[B, P] of `lengths` int32[B]."""
+        """States after the prompts int32[B, N] of `lengths` int32[B]; N tokens are what a row can hold."""
         return tuple(processor.init(prompts, lengths, vocab_size) for processor in self.processors)
 
     def process(self, rows: RowSampling, states: States, logits: jax.Array) -> jax.Array:

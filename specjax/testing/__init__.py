@@ -3,6 +3,7 @@
 from specjax.testing.check_model import ModelContractError, check_model
 from specjax.testing.compiles import CompileCount, count_compiles
 from specjax.testing.enumeration import RuleOutcome, enumerate_rule, exact_law, total_variation
+from specjax.testing.perturbed import perturbed
 from specjax.testing.table_lm import TableLM, sequence_law
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "count_compiles",
     "enumerate_rule",
     "exact_law",
+    "perturbed",
     "sequence_law",
     "total_variation",
 ]

@@ -9,7 +9,7 @@ from flax import nnx
 import specjax
 from specjax.drafts import Model, Ngram, NoDraft
 from specjax.models.transformer import Transformer
-from tests.perturb import perturbed
+from specjax.testing import perturbed
 from tests.tiny_llama import CONFIG
 
 NEW, BATCH, WIDTH = 32, 8, 10

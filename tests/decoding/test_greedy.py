@@ -11,7 +11,7 @@ import specjax
 from specjax.decoding.invariants import Violation
 from specjax.drafts import Model, Ngram, NoDraft
 from specjax.models.transformer import Transformer
-from tests.perturb import perturbed
+from specjax.testing import perturbed
 from tests.scripted import Scripted
 from tests.tiny_llama import CONFIG
 

@@ -13,7 +13,7 @@ import specjax
 from specjax.drafts import Model, Ngram, NoDraft
 from specjax.models import ModelConfig, Transformer
 from specjax.models.feed import feed
-from tests.perturb import perturbed
+from specjax.testing import perturbed
 
 NEW = 64
 NEAR_TIE = 1e-3  # logits of one text in two float32 shapes differ by some 1e-5; a fault differs by whole nats

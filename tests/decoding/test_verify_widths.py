@@ -14,9 +14,8 @@ from specjax.decoding.loop import run_rounds
 from specjax.decoding.program import Program
 from specjax.drafts import Model, Ngram, NoDraft
 from specjax.models import Transformer
-from specjax.testing import TableLM, count_compiles
+from specjax.testing import TableLM, count_compiles, perturbed
 from tests.drafts.test_model import Recurrent
-from tests.perturb import perturbed
 from tests.scripted import Scripted
 from tests.tiny_llama import CONFIG
 

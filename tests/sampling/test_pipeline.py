@@ -11,13 +11,28 @@ from specjax.sampling import Noise, Pipeline, Sampling, draw, drawable, log_law,
 from tests import reference
 
 VOCAB, WIDTH = 6, 5
-PROMPTS, LENGTHS = jnp.array([[1, 1, 2], [5, 0, 0], [3, 4, 0]], jnp.int32), jnp.array([3, 1, 2], jnp.int32)
+PROMPTS = jnp.pad(jnp.array([[1, 1, 2], [5, 0, 0], [3, 4, 0]], jnp.int32), ((0, 0), (0, 8)))
+LENGTHS = jnp.array([3, 1, 2], jnp.int32)
 # The first row repeats a token inside the block, the second one that its prompt has, the third an EOS id.
 DRAFTED = np.array([[4, 4, 4, 0], [5, 2, 5, 5], [3, 0, 1, 3]], np.int32)
 PENALTIES = (
-    {"repetition_penalty": 1.7, "frequency_penalty": 0.6},
-    {"presence_penalty": 1.1, "logit_bias": {2: 3.0}, "banned_tokens": [1]},
-    {"repetition_penalty": 0.5, "frequency_penalty": -0.8, "min_new_tokens": 3},
+    {"repetition_penalty": 1.7, "frequency_penalty": 0.6, "sequence_bias": {(4, 4): 5.0, (2, 4, 4): -3.0}},
+    {
+        "presence_penalty": 1.1,
+        "logit_bias": {2: 3.0},
+        "banned_tokens": [1],
+        "banned_sequences": [[5, 2], [5, 5, 0]],
+        "no_repeat_ngram_size": 2,
+        "suppressed_first_tokens": [4],
+    },
+    {
+        "repetition_penalty": 0.5,
+        "frequency_penalty": -0.8,
+        "min_new_tokens": 3,
+        "no_repeat_ngram_size": 1,
+        "forced_last_token": 2,
+        "budget": 3,
+    },
 )
 EOS = [0, 3]
 
@@ -36,15 +51,26 @@ class Countdown:
         return state + 1
 
 
-def penalty_rows():
-    off = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "min_new_tokens": 0}
-    columns = {name: [row.get(name, default) for row in PENALTIES] for name, default in off.items()}
-    sampling = Sampling(
-        **columns,
-        logit_bias=[row.get("logit_bias", {}) for row in PENALTIES],
-        banned_tokens=[row.get("banned_tokens", []) for row in PENALTIES],
+def penalty_rows(settings=PENALTIES):
+    numbers = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    whole = {
+        "min_new_tokens": 0,
+        "no_repeat_ngram_size": 0,
+        "forced_first_token": -1,
+        "forced_last_token": -1,
+    }
+    lists = ("banned_tokens", "banned_sequences", "suppressed_first_tokens")
+    off = numbers | whole | {"logit_bias": {}, "sequence_bias": {}} | {name: [] for name in lists}
+    columns = {name: [row.get(name, default) for row in settings] for name, default in off.items()}
+    batch = len(settings)
+    return to_rows(
+        Sampling(**columns),
+        batch,
+        eos_ids=jnp.array([EOS] * batch, jnp.int32),
+        max_new_tokens=jnp.array([row.get("budget", 99) for row in settings], jnp.int32),
+        max_bias=4,
+        max_bias_len=3,
     )
-    return to_rows(sampling, 3, eos_ids=jnp.array([EOS] * 3, jnp.int32), max_bias=2)
 
 
 def raw_logits():
@@ -53,7 +79,7 @@ def raw_logits():
 
 @jax.jit
 def process_block(logits, drafted):
-    pipeline = Pipeline()
+    pipeline = Pipeline(longest_bias=3)
     states = pipeline.init(PROMPTS, LENGTHS, VOCAB)
     return pipeline.process_block(penalty_rows(), states, logits, drafted)
 
@@ -78,18 +104,21 @@ def test_a_position_does_not_see_the_draft_from_itself_on():
 
 
 def test_advancing_by_a_part_of_a_block_equals_a_recount():
-    pipeline = Pipeline(user=(Countdown(),))
+    pipeline = Pipeline(user=(Countdown(),), longest_bias=3)
     advance = jax.jit(pipeline.advance_block)
     states = pipeline.init(PROMPTS, LENGTHS, VOCAB)
     first, second = DRAFTED[:, :4], DRAFTED[:, ::-1]
     for counts in ([0, 1, 4], [4, 0, 2], [3, 2, 0]):
         once = advance(states, first, jnp.array(counts))
-        _, penalties, generated, seen = advance(once, second, jnp.array(counts[::-1]))
+        recent, penalties, text, generated, seen = advance(once, second, jnp.array(counts[::-1]))
         for row in range(3):
             output = [*first[row, : counts[row]], *second[row, : counts[::-1][row]]]
             np.testing.assert_array_equal(penalties.in_output[row], np.bincount(output, minlength=VOCAB))
             prompt = np.asarray(PROMPTS[row, : LENGTHS[row]])
             np.testing.assert_array_equal(penalties.in_prompt[row], np.isin(np.arange(VOCAB), prompt))
+            whole = [*prompt.tolist(), *output]
+            np.testing.assert_array_equal(text.tokens[row, : text.length[row]], whole)
+            np.testing.assert_array_equal(recent[row], [-1, *whole][-2:])
             assert generated[row] == len(output)
             assert seen[row] == len(prompt) + len(output)
 
@@ -101,10 +130,15 @@ def test_the_callers_processors_come_after_the_built_in_ones():
             return logits.at[jnp.argmax(logits)].add(-100.0)
 
     pipeline = Pipeline(user=(BestBecomesHopeless(),))
-    rows = to_rows(Sampling(banned_tokens=[0]), 1, eos_ids=jnp.full((1, 1), -1), max_bias=1)
+    rows = rows_of(Sampling(banned_tokens=[0]), 1)
     states = pipeline.init(PROMPTS[:1], LENGTHS[:1], 3)
     logits = pipeline.process(rows, states, jnp.array([[9.0, 5.0, 1.0]]))
     np.testing.assert_array_equal(logits, [[-np.inf, -95.0, 1.0]])
+
+
+def rows_of(sampling, batch):
+    eos_ids, budget = jnp.full((batch, 1), -1), jnp.full(batch, 99)
+    return to_rows(sampling, batch, eos_ids=eos_ids, max_new_tokens=budget, max_bias=1)
 
 
 FILTERS = (
@@ -122,7 +156,7 @@ FILTERS = (
 def filter_rows(settings=FILTERS):
     defaults = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
     columns = {name: [row.get(name, default) for row in settings] for name, default in defaults.items()}
-    return to_rows(Sampling(**columns), len(settings), eos_ids=jnp.full((len(settings), 1), -1), max_bias=0)
+    return rows_of(Sampling(**columns), len(settings))
 
 
 def test_temperature_and_filters_follow_one_another():
@@ -214,7 +248,7 @@ def test_what_can_be_drawn(raw, processed, expected):
 
 @pytest.mark.parametrize("temperature", (1e-3, 1e-30, 1e-37))
 def test_a_tiny_temperature_takes_the_likeliest_token(temperature):
-    rows = to_rows(Sampling(temperature=temperature), 1, eos_ids=jnp.full((1, 1), -1), max_bias=1)
+    rows = rows_of(Sampling(temperature=temperature), 1)
     law = log_law(rows, jnp.array([[3.0, 40.0, -jnp.inf, -20.0]]))
     assert law[0, 1] == 0
     assert np.all(np.delete(law[0], 1) < -1000)  # NaN is not

@@ -34,11 +34,18 @@ def test_the_comparison_with_transformers_notices_a_setting_that_has_no_effect(g
     assert {problem.split()[0] for problem in reference.check(ignored)} == kinds
 
 
-def process(logits, prompt, output, eos_ids=(), **settings):
+def process(logits, prompt, output, eos_ids=(), budget=99, **settings):
     """Processed logits of one row, whose prompt is padded with token 3."""
-    pipeline = Pipeline()
-    padded = jnp.array([[*prompt, 3, 3]], jnp.int32)
-    rows = to_rows(Sampling(**settings), 1, eos_ids=jnp.array([[*eos_ids, -1]], jnp.int32), max_bias=2)
+    pipeline = Pipeline(longest_bias=3)
+    padded = jnp.array([[*prompt, *[3] * 9]], jnp.int32)
+    rows = to_rows(
+        Sampling(**settings),
+        1,
+        eos_ids=jnp.array([[*eos_ids, -1]], jnp.int32),
+        max_new_tokens=jnp.array([budget], jnp.int32),
+        max_bias=2,
+        max_bias_len=3,
+    )
     states = pipeline.init(padded, jnp.array([len(prompt)], jnp.int32), len(logits))
     states = pipeline.advance_block(states, jnp.array([output], jnp.int32), jnp.array([len(output)]))
     return np.asarray(pipeline.process(rows, states, jnp.array([logits], jnp.float32)))[0].tolist()
@@ -77,6 +84,61 @@ def test_empty_slots_do_not_touch_the_last_token():
 def test_eos_is_banned_before_the_minimum_length(generated, banned):
     logits = process([1, 1, 1, 1], [0, 1], [2, 2, 2][:generated], eos_ids=[0, 3], min_new_tokens=2)
     assert logits == ([-np.inf, 1, 1, -np.inf] if banned else [1, 1, 1, 1])
+
+
+NO = -np.inf
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    (
+        ([0], [1, 3, 1, 1]),  # a prompt that is just the beginning
+        ([2, 0], [1, 3, 1, 1]),
+        ([0, 2], [1, 1, 1, 1]),
+        ([2, 1, 0], [1, 3, 0, 1]),
+        ([1, 0], [1, 3, 0, 1]),
+    ),
+)
+def test_a_bias_of_a_sequence_counts_where_its_beginning_stands(text, expected):
+    for split in range(1, len(text) + 1):
+        settings = {"sequence_bias": {(0, 1): 2.0, (1, 0, 2): -1.0}}
+        assert process([1, 1, 1, 1], text[:split], text[split:], **settings) == expected
+
+
+def test_a_banned_sequence_is_not_completed():
+    assert process([1, 1, 1, 1], [0], [1], banned_sequences=[[0, 1, 1], [2]]) == [1, NO, NO, 1]
+    assert process([1, 1, 1, 1], [0], [2], banned_sequences=[[0, 1, 1], [2, 3]]) == [1, 1, 1, NO]
+
+
+@pytest.mark.parametrize(
+    "size, text, expected",
+    (
+        (0, [0, 1, 0], [1, 1, 1, 1]),
+        (1, [0, 1, 0], [NO, NO, 1, 1]),
+        (2, [0, 1, 0], [1, NO, 1, 1]),
+        (2, [0, 0, 0], [NO, 1, 1, 1]),
+        (2, [0], [1, 1, 1, 1]),
+        (3, [0, 1, 2, 0, 1], [1, 1, NO, 1]),
+        (3, [0, 1, 2, 3, 1], [1, 1, 1, 1]),
+        (3, [0, 1], [1, 1, 1, 1]),
+        (9, [0, 1, 2, 0, 1], [1, 1, 1, 1]),
+    ),
+)
+def test_no_ngram_occurs_twice(size, text, expected):
+    for split in range(1, len(text) + 1):
+        assert process([1, 1, 1, 1], text[:split], text[split:], no_repeat_ngram_size=size) == expected
+
+
+def test_the_first_and_the_last_token_can_be_forced():
+    both = {"forced_first_token": 2, "forced_last_token": 0, "banned_tokens": [2], "budget": 3}
+    assert process([1, 1, 1, 1], [0], [], **both) == [NO, NO, 0, NO]
+    assert process([1, 1, 1, 1], [0], [2], **both) == [1, 1, NO, 1]
+    assert process([1, 1, 1, 1], [0], [2, 1], **both) == [0, NO, NO, NO]
+
+
+def test_tokens_are_suppressed_at_the_first_place_alone():
+    assert process([1, 1, 1, 1], [0], [], suppressed_first_tokens=[3, 0]) == [NO, 1, 1, NO]
+    assert process([1, 1, 1, 1], [0], [1], suppressed_first_tokens=[3, 0]) == [1, 1, 1, 1]
 
 
 def test_states_of_rows_that_are_not_valid_stay():
