@@ -1,0 +1,107 @@
+"""What is certified: a target, prompts and settings, with the decoders that the checks share."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from specjax.decoding import DecodeConfig, Decoder, DecodeState, GenerateResult, Stop
+from specjax.drafts import Draft, NoDraft
+from specjax.sampling import Sampling
+
+GREEDY = Sampling()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Subject:
+    """A target with its prompts and settings.
+
+    Attributes:
+        prompts: int32[B, P], right-padded. lengths: int32[B].
+        config: as in production; `rule` is that of sampled rows.
+        sampling: as in production; checks of laws need a temperature above 0.
+        stop: what ends a row.
+    """
+
+    target: Any
+    prompts: np.ndarray
+    lengths: np.ndarray
+    config: DecodeConfig
+    sampling: Sampling
+    stop: Stop = dataclasses.field(default_factory=Stop)
+
+    @classmethod
+    def of(
+        cls, target: Any, prompts: Sequence[Sequence[int]], config: DecodeConfig, sampling: Sampling
+    ) -> Subject:
+        """Pads prompts of different lengths."""
+        lengths = np.array([len(ids) for ids in prompts], np.int32)
+        padded = np.zeros((len(prompts), lengths.max()), np.int32)
+        for row, ids in zip(padded, prompts, strict=True):
+            row[: len(ids)] = ids
+        return cls(target, padded, lengths, config, sampling)
+
+    def decoder(self, draft: Draft, **changes: Any) -> Decoder:
+        """A decoder of this target; decoders that would compile to the same share their programs."""
+        return Decoder(self.target, draft, dataclasses.replace(self.config, **changes))
+
+    def generate(self, draft: Draft, sampling: Sampling = GREEDY, **changes: Any) -> GenerateResult:
+        """Text of every prompt, on the host."""
+        decoder = self.decoder(draft, **changes)
+        return jax.device_get(decoder.generate(self.prompts, self.lengths, sampling=sampling, stop=self.stop))
+
+    def plain(
+        self, sampling: Sampling = GREEDY, *, width: int | None = None, **changes: Any
+    ) -> GenerateResult:
+        """Plain decoding at the compiled width of speculation, or in rounds of `width` + 1 tokens."""
+        return self.generate(
+            NoDraft(width=self.config.gamma if width is None else width), sampling, **changes
+        )
+
+    def start(self, decoder: Decoder, sampling: Sampling) -> DecodeState:
+        return decoder.start(self.prompts, self.lengths, sampling=sampling, stop=self.stop)
+
+    @functools.cached_property
+    def teacher_forced(self) -> TeacherForced:
+        return TeacherForced(self.target)
+
+
+class TeacherForced:
+    """Logits of given texts in one pass over each, from an empty cache."""
+
+    def __init__(self, target: Any) -> None:
+        graphdef, self._weights = nnx.split(target)
+
+        @jax.jit
+        def logits(weights: Any, tokens: jax.Array, first: jax.Array, count: jax.Array) -> jax.Array:
+            model = nnx.merge(graphdef, weights)
+            batch, width = tokens.shape
+            positions = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), tokens.shape)
+            hidden, _, _ = model(tokens, positions, model.init_cache(batch, width))
+            places = jnp.minimum(first[:, None] + count, width - 1)
+            return model.logits(jnp.take_along_axis(hidden, places[..., None], axis=1))
+
+        self._logits = logits
+
+    def __call__(self, tokens: np.ndarray, first: np.ndarray, count: int) -> np.ndarray:
+        """Logits after some tokens of each text.
+
+        Args:
+            tokens: int[B, N], right-padded. first: int[B], the first of `count` positions.
+
+        Returns:
+            float32[B, count, V]
+        """
+        # A multiple of 64 tokens: texts grow, programs should not.
+        tokens = np.pad(tokens, ((0, 0), (0, -tokens.shape[1] % 64)))
+        slots = jnp.arange(count, dtype=jnp.int32)
+        return np.asarray(
+            self._logits(self._weights, jnp.asarray(tokens, jnp.int32), jnp.asarray(first), slots)
+        )

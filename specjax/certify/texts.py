@@ -1,0 +1,245 @@
+"""Whether whole texts are those of plain decoding: greedy, coupled, and by frequencies where sampled."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.certify.certificate import Check
+from specjax.certify.evidence import ChiSquare, distance, homogeneous, noise_floor
+from specjax.certify.pair import GREEDY, Subject
+from specjax.decoding import Decoder, GenerateResult
+from specjax.drafts import Draft, Model, NoDraft
+
+_NEAR_TIE = 4.0  # times the measured noise between two shapes
+_FLOAT32, _HALF = 1e-4, 0.1  # of the largest logit: what rounding may do, by dtype
+
+
+def check_greedy(
+    subject: Subject, drafts: Mapping[str, Draft], *, stage: str, new_tokens: int | None = None
+) -> Iterator[Check]:
+    """Token for token at equal width; at another width, that first differences are near-ties."""
+    if new_tokens is not None:
+        subject = dataclasses.replace(
+            subject, config=dataclasses.replace(subject.config, max_new_tokens=new_tokens)
+        )
+    plain = subject.plain()
+    for name, draft in drafts.items():
+        out = subject.generate(draft)
+        yield _equal_texts(stage, "greedy text is plain decoding's, at equal width", name, out, plain)
+    yield _audit_widths(subject, stage, plain, subject.plain(width=0))
+
+
+def check_coupled(subject: Subject, drafts: Mapping[str, Draft], *, stage: str) -> Iterator[Check]:
+    """Under the coupled rule sampled text is plain decoding's for every draft and gamma, at equal width."""
+    for gamma in sorted({1, subject.config.gamma}):
+        changes = {"gamma": gamma, "rule": "coupled", "verify_widths": ()}
+        plain = subject.plain(subject.sampling, width=gamma, **changes)
+        for name, draft in drafts.items():
+            out = subject.generate(draft, subject.sampling, **changes)
+            promise = f"coupled samples are plain decoding's, gamma {gamma}"
+            yield _equal_texts(stage, promise, name, out, plain)
+
+
+def check_rows(subject: Subject, drafts: Mapping[str, Draft], *, stage: str) -> Iterator[Check]:
+    """Logits of verified rows against a fresh pass over the same text, after some rounds."""
+    for name, draft in drafts.items():
+        decoder = subject.decoder(draft)
+        state = decoder.run_rounds(subject.start(decoder, GREEDY), 3)
+        scored = jax.device_get(decoder.score(state))
+        lengths = np.asarray(state.length)
+        drafted = scored.proposal.tokens
+        gamma = drafted.shape[1]
+        texts = np.zeros((len(lengths), lengths.max() + gamma), np.int32)
+        for row, (text, length) in enumerate(zip(np.asarray(state.tokens), lengths, strict=True)):
+            texts[row, : length + gamma] = [*text[:length], *drafted[row]]
+        fresh = subject.teacher_forced(texts, lengths - 1, gamma + 1)
+        running = np.asarray(state.running)
+        difference = np.abs(scored.raw - fresh).max(axis=(1, 2))[running]
+        hidden = jax.eval_shape(lambda t, p: subject.target(t, p, subject.target.init_cache(1, 1))[0],
+                                jnp.zeros((1, 1), jnp.int32), jnp.zeros((1, 1), jnp.int32))  # fmt: skip
+        share = _FLOAT32 if jnp.finfo(hidden.dtype).bits >= 32 else _HALF
+        allowed = share * float(np.abs(fresh).max())
+        worst = float(difference.max(initial=0.0))
+        yield Check(
+            stage=stage,
+            name="logits of verified rows are those of a fresh pass",
+            draft=name,
+            passed=worst <= allowed,
+            found=f"largest difference {worst:.2g}, allowed {allowed:.2g}, {int(running.sum())} rows",
+            values={"difference": worst, "allowed": allowed},
+        )
+
+
+def check_drift(subject: Subject, *, stage: str, new_tokens: int, level: float = 1e-6) -> Iterator[Check]:
+    """The target as its own draft: acceptance at the end of a long text is that at its beginning.
+
+    A hole in the draft's cache, or a rollback by one too many, never changes a text; it shows here.
+    """
+    one = dataclasses.replace(subject, prompts=subject.prompts[:1], lengths=subject.lengths[:1])
+    decoder = one.decoder(Model(one.target), max_new_tokens=new_tokens, verify_widths=())
+    state = one.start(decoder, GREEDY)
+    rounds = max(new_tokens // (4 * (one.config.gamma + 1)), 1)
+    shares = []
+    before = (0, 0)
+    while bool(np.any(np.asarray(state.running))):
+        state = decoder.run_rounds(state, rounds)
+        now = (int(state.stats.accepted[0]), int(state.stats.drafted[0]))
+        shares.append((now[0] - before[0], now[1] - before[1]))
+        before = now
+    shares = [share for share in shares if share[1] > 0]
+    if len(shares) < 2:
+        yield Check(stage=stage, name="acceptance of a self-draft does not drift", draft="self", passed=True,
+                    found="the text ended too early to tell")  # fmt: skip
+        return
+    (first, tried), (last, tried_last) = shares[0], shares[-1]
+    table = homogeneous(np.array([first, tried - first]), np.array([last, tried_last - last]))
+    yield Check(
+        stage=stage,
+        name="acceptance of a self-draft does not drift",
+        draft="self",
+        passed=first > 0 and (last / tried_last >= first / tried or table.p_value > level),
+        found=f"{first / tried:.3f} in the first quarter, {last / tried_last:.3f} in the last, "
+        f"{before[1]} draft tokens",
+        values={"first": first / tried, "last": last / tried_last, "drafted": before[1]},
+    )
+
+
+def check_frequencies(
+    subject: Subject, drafts: Mapping[str, Draft], *, stage: str, samples: int, new_tokens: int, level: float
+) -> Iterator[Check]:
+    """Samples of the whole decoder, plain and speculative: tokens, pairs of tokens, lengths, ends."""
+    plain = _sample(subject, NoDraft(), samples, new_tokens, seed=1)
+    for name, draft in drafts.items():
+        own = _sample(subject, draft, samples, new_tokens, seed=2)
+        tables, distances = ChiSquare(), {}
+        for part in (4, 2, 1):
+            pairs = [
+                pair
+                for left, right in zip(plain, own, strict=True)
+                for pair in _frequencies(left[: samples // part], right[: samples // part], new_tokens)
+            ]
+            distances[samples // part] = (
+                float(np.mean([distance(a, b) for a, b in pairs])),
+                float(np.mean([noise_floor(a, b) for a, b in pairs])),
+            )
+        for a, b in pairs:
+            tables += homogeneous(a, b)
+        seen, floor = distances[samples]
+        shown = ", ".join(f"{d:.3f} ({f:.3f}) of {n}" for n, (d, f) in distances.items())
+        yield Check(
+            stage=stage,
+            name="sampled texts have plain decoding's frequencies",
+            draft=name,
+            passed=tables.p_value > level,
+            found=f"p = {tables.p_value:.2g}; distance (and what chance makes) {shown} samples a prompt; "
+            f"a total variation of {tables.detectable(level):.2f} would have been found",
+            values={
+                "p_value": tables.p_value,
+                "distance": seen,
+                "noise_floor": floor,
+                "by_samples": {str(n): d for n, (d, _) in distances.items()},
+                "detectable": tables.detectable(level),
+            },
+        )
+
+
+def _sample(subject: Subject, draft: Draft, samples: int, new_tokens: int, seed: int) -> list[np.ndarray]:
+    """For each prompt int[samples, new_tokens + 1]: tokens, -1 after the end, and the finish reason.
+
+    Prompts are prefilled once; each batch of samples goes on from there with seeds of its own.
+    """
+    decoder = subject.decoder(draft, max_new_tokens=new_tokens)
+    state = subject.start(decoder, subject.sampling)
+    rows = len(subject.lengths)
+    batches = []
+    for batch in range(samples):
+        seeds = np.arange(rows, dtype=np.uint32) + np.uint32((seed << 28) + batch * rows)
+        copy = jax.tree.map(jnp.copy, state)
+        request = dataclasses.replace(copy.request, seed=jnp.asarray(seeds))
+        out = jax.device_get(decoder.result(decoder.run_rounds(dataclasses.replace(copy, request=request))))
+        after_end = np.arange(new_tokens) >= out.lengths[:, None]
+        tokens = np.where(after_end, -1, out.tokens)
+        batches.append(np.concatenate([tokens, out.finish_reasons[:, None]], axis=1))
+    return list(np.stack(batches, axis=1))
+
+
+def _frequencies(
+    left: np.ndarray, right: np.ndarray, new_tokens: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Counts of both samples for each statistic, over the outcomes that occur in either."""
+    lengths = [np.sum(sample[:, :-1] >= 0, axis=1) for sample in (left, right)]
+    statistics = [
+        *((left[:, [place]], right[:, [place]]) for place in range(min(2, new_tokens))),
+        (left[:, :2], right[:, :2]),
+        (left[:, :3], right[:, :3]),
+        (lengths[0][:, None], lengths[1][:, None]),
+        (left[:, -1:], right[:, -1:]),
+    ]
+    for own, other in statistics:
+        _, outcome = np.unique(np.concatenate([own, other]), axis=0, return_inverse=True)
+        outcome = outcome.reshape(-1)
+        size = outcome.max() + 1
+        yield (
+            np.bincount(outcome[: len(own)], minlength=size),
+            np.bincount(outcome[len(own) :], minlength=size),
+        )
+
+
+def _equal_texts(stage: str, promise: str, name: str, out: GenerateResult, plain: GenerateResult) -> Check:
+    differs = np.flatnonzero(np.any(out.tokens != plain.tokens, axis=1) | (out.lengths != plain.lengths))
+    broken = np.flatnonzero(out.violations)
+    accepted, drafted = int(np.sum(out.stats.accepted)), int(np.sum(out.stats.drafted))
+    if len(differs):
+        row = int(differs[0])
+        at = int(np.argmax(out.tokens[row] != plain.tokens[row]))
+        found = f"prompt {row} differs from token {at} on; {len(differs)} of {len(out.lengths)} prompts do"
+    elif len(broken):
+        found = f"prompt {int(broken[0])} broke an invariant"
+    else:
+        found = f"{int(np.sum(out.lengths))} tokens equal; {accepted} of {drafted} draft tokens accepted"
+    return Check(
+        stage=stage,
+        name=promise,
+        draft=name,
+        passed=not (len(differs) or len(broken)),
+        found=found,
+        values={"different_prompts": differs.tolist(), "accepted": accepted, "drafted": drafted},
+    )
+
+
+def _audit_widths(subject: Subject, stage: str, plain: GenerateResult, narrow: GenerateResult) -> Check:
+    """Whether text in rounds of one token first differs at near-ties, measured by teacher forcing."""
+    texts = np.zeros((len(subject.lengths), subject.prompts.shape[1] + plain.tokens.shape[1]), np.int32)
+    for row, length in enumerate(subject.lengths):
+        whole = [*subject.prompts[row, :length], *plain.tokens[row, : plain.lengths[row]]]
+        texts[row, : len(whole)] = whole
+    differs = plain.tokens != narrow.tokens
+    rows = np.flatnonzero(np.any(differs, axis=1))
+    at = np.argmax(differs, axis=1)
+    logits = subject.teacher_forced(texts, subject.lengths + at - 1, 1)[:, 0]
+    noise = _shape_noise(subject, texts, logits, subject.lengths + at)
+    margins = [float(abs(logits[row, plain.tokens[row, at[row]]] - logits[row, narrow.tokens[row, at[row]]]))
+               for row in rows]  # fmt: skip
+    worst = max(margins, default=0.0)
+    return Check(
+        stage=stage,
+        name="greedy text of another width differs at near-ties only",
+        draft=None,
+        passed=worst <= _NEAR_TIE * noise,
+        found=f"{len(rows)} of {len(texts)} prompts differ; largest margin {worst:.2g}, logits of two shapes "
+        f"differ by {noise:.2g}",
+        values={"margins": margins, "noise": noise, "differing": len(rows)},
+    )
+
+
+def _shape_noise(subject: Subject, texts: np.ndarray, logits: np.ndarray, lengths: np.ndarray) -> float:
+    """By how much logits of a whole pass differ from those of one token after a cached text."""
+    decoder: Decoder = subject.decoder(NoDraft(), max_new_tokens=1, capacity=texts.shape[1] + 1)
+    state = decoder.start(texts, lengths, sampling=GREEDY, stop=subject.stop)
+    narrow = np.asarray(decoder.score(state).raw)[:, 0]
+    return float(np.abs(narrow - logits).max())
