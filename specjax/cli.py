@@ -19,6 +19,8 @@ except ModuleNotFoundError as error:
         f"the command line needs the package {error.name!r}; install: pip install 'specjax[cli,models]'"
     ) from error
 
+from specjax.certify import Effort
+from specjax.certify import run as certification
 from specjax.decoding import DecodeConfig, Stop, power_widths
 from specjax.decoding.arguments import make_request
 from specjax.sampling import Sampling
@@ -30,7 +32,7 @@ _OK, _FAILED, _UNUSABLE, _INTERRUPTED, _BROKEN_PIPE = 0, 1, 2, 130, 141
 _ANY_VOCABULARY = 2**31 - 1  # flags are checked before a model is there
 _SAMPLING = (
     *("temperature", "top_k", "top_p", "min_p", "min_new_tokens", "seed"),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size"),
 )
 
 
@@ -39,14 +41,8 @@ class UsageError(Exception):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Generate:
-    """Generate text with speculative decoding.
-
-    The prompt is an argument, a file, a JSONL file with one prompt a line, or standard input. Text goes to
-    standard output as it is generated, the report to standard error.
-
-    The exit code is 1 if a line or a comparison failed, 2 if the command makes no sense, 130 after Ctrl-C.
-    """
+class _Decoding:
+    """What all commands that decode are asked."""
 
     prompt: Annotated[str, tyro.conf.Positional] = ""
     """The prompt."""
@@ -55,21 +51,15 @@ class Generate:
     jsonl: pathlib.Path | None = None
     """Take one prompt from each line: {"prompt": text}, {"messages": [...]} or {"turns": [text, ...]}, the
     first of them; "id" is optional."""
+    raw: bool = False
+    """Continue the prompt as it is, without the chat template."""
 
     model: str = "smollm2-135m-instruct"
     """A checkpoint directory, a .gguf file, a hub id, or the default model, which is downloaded once."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the weights; auto takes the faster one."""
-    draft: str = "ngram"
-    """What guesses tokens: ngram (from the text so far), none, or a model with the same tokenizer."""
-    on_draft_failure: Literal["plain", "fail"] = "plain"
-    """If the draft cannot be used: warn and decode without, or refuse."""
     gamma: int = 4
     """Draft tokens in each round, at most."""
-    verify_widths: tuple[int, ...] | None = None
-    """Numbers of tokens below gamma + 1 that a round scores where its draft is short enough. The default is
-    2, 3, 5, ... for ngram on CPUs, where each token costs time, and none elsewhere."""
-
     rule: Literal["auto", "token", "block", "coupled"] = "auto"
     """How sampled draft tokens are accepted; with coupled, text does not depend on the draft (README)."""
 
@@ -91,14 +81,61 @@ class Generate:
     """Subtracted from the logits of tokens that occurred in the text."""
     frequency_penalty: float = 0.0
     """Subtracted once for each time that a token occurred in the text."""
+    no_repeat_ngram_size: int = 0
+    """No so many tokens in a row occur twice in prompt and text; 0 allows it."""
     seed: int = 0
     """Equal seeds give equal samples."""
+
+    def sampling(self) -> Sampling:
+        return Sampling(**{name: getattr(self, name) for name in _SAMPLING})
+
+    def prompts(self) -> tuple[list[Prompt], list[BadLine]]:
+        """The prompts, from wherever they were given, and lines that hold none.
+
+        Raises:
+            ValueError: no prompt, or more than one source.
+            OSError: a file cannot be read.
+        """
+        given = [name for name in ("prompt", "file", "jsonl") if getattr(self, name)]
+        if len(given) > 1:
+            raise ValueError(f"prompts from {' and '.join(given)}; expected one of them")
+        if self.jsonl:
+            return read_jsonl(self.jsonl)
+        if self.file:
+            text = self.file.read_text(encoding="utf-8")
+        elif self.prompt or sys.stdin.isatty():
+            text = self.prompt
+        else:
+            text = sys.stdin.read()
+        if not text.strip():
+            raise ValueError(
+                "no prompt; give it as an argument, with --file or --jsonl, or on standard input"
+            )
+        return [Prompt(content=text)], []
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Generate(_Decoding):
+    """Generate text with speculative decoding.
+
+    The prompt is an argument, a file, a JSONL file with one prompt a line, or standard input. Text goes to
+    standard output as it is generated, the report to standard error.
+
+    The exit code is 1 if a line or a comparison failed, 2 if the command makes no sense, 130 after Ctrl-C.
+    """
+
+    draft: str = "ngram"
+    """What guesses tokens: ngram (from the text so far), none, or a model with the same tokenizer."""
+    on_draft_failure: Literal["plain", "fail"] = "plain"
+    """If the draft cannot be used: warn and decode without, or refuse."""
+    verify_widths: tuple[int, ...] | None = None
+    """Numbers of tokens below gamma + 1 that a round scores where its draft is short enough. The default is
+    2, 3, 5, ... for ngram on CPUs, where each token costs time, and none elsewhere."""
+
     stop: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Text that ends the generation and is not shown."""
     system: str | None = None
     """Instructions that precede the conversation."""
-    raw: bool = False
-    """Continue the prompt as it is, without the chat template."""
 
     logprobs: bool = False
     """Also report the log-probability of each token."""
@@ -134,7 +171,7 @@ class Generate:
             rule=self.rule,
             logprobs=self.logprobs,
         )
-        sampling = Sampling(**{name: getattr(self, name) for name in _SAMPLING})
+        sampling = self.sampling()
         make_request(1, config, _ANY_VOCABULARY, sampling, None, Stop(), ())
         return Settings(
             model=self.model,
@@ -148,30 +185,6 @@ class Generate:
             plain_on_draft_failure=self.on_draft_failure == "plain",
             repeats=self.repeats if self.compare else 0,
         )
-
-    def prompts(self) -> tuple[list[Prompt], list[BadLine]]:
-        """The prompts, from wherever they were given, and lines that hold none.
-
-        Raises:
-            ValueError: no prompt, or more than one source.
-            OSError: a file cannot be read.
-        """
-        given = [name for name in ("prompt", "file", "jsonl") if getattr(self, name)]
-        if len(given) > 1:
-            raise ValueError(f"prompts from {' and '.join(given)}; expected one of them")
-        if self.jsonl:
-            return read_jsonl(self.jsonl)
-        if self.file:
-            text = self.file.read_text(encoding="utf-8")
-        elif self.prompt or sys.stdin.isatty():
-            text = self.prompt
-        else:
-            text = sys.stdin.read()
-        if not text.strip():
-            raise ValueError(
-                "no prompt; give it as an argument, with --file or --jsonl, or on standard input"
-            )
-        return [Prompt(content=text)], []
 
     def run(self) -> int:
         """Carries the command out and returns the exit code.
@@ -199,14 +212,84 @@ class Generate:
         return _OK if report.ok else _FAILED
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Certify(_Decoding):
+    """Check on a pair of models, prompts and settings that speculation changes nothing.
+
+    Decodes and samples with and without speculation, compares texts token for token where they must be equal,
+    and tests laws where they are drawn. The table goes to standard error.
+
+    The exit code is 1 if a check failed, 2 if the command makes no sense, 130 after Ctrl-C.
+    """
+
+    draft: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """What guesses tokens, once or more: ngram (the default), self (the target), perturbed (the target with
+    noise in its weights), or a model with the same tokenizer."""
+    temperature: float = 1.0
+    """Of the sampled checks, above 0. Greedy texts are checked in any case."""
+    max_new_tokens: int = 48
+    """Tokens of each compared text at most."""
+    count: int = 4
+    """Prompts that are used, the shortest first."""
+    stages: bool = False
+    """Check an integration step by step (short greedy, greedy, law, latency, batch, long context,
+    cancellation and memory) and stop where a step fails."""
+
+    contexts: int = 32
+    """Rounds of real decoding whose laws are drawn from, for each draft."""
+    draws: int = 2048
+    """Draws of the acceptance rule in each of them."""
+    samples: int = 128
+    """Sampled texts of each prompt, with and without speculation."""
+    json: pathlib.Path | None = None
+    """Write all figures to this file."""
+    figure: pathlib.Path | None = None
+    """Draw margins and laws into this file (.png, .svg, .pdf)."""
+
+    def run(self) -> int:
+        """Carries the command out and returns the exit code.
+
+        Raises:
+            UsageError: it cannot be carried out.
+        """
+        console = stderr_console()
+        try:
+            for name in ("count", "contexts", "draws", "samples"):
+                if getattr(self, name) < 1:
+                    raise ValueError(f"--{name} is {getattr(self, name)}; expected at least 1")
+            prompts, bad_lines = self.prompts()
+            if bad_lines:
+                raise ValueError(f"{self.jsonl}, line {bad_lines[0].line}: {bad_lines[0].reason}")
+            certificate = certification.run(
+                certification.Settings(
+                    model=self.model,
+                    dtype=self.dtype,
+                    drafts=self.draft or ("ngram",),
+                    config=DecodeConfig(max_new_tokens=self.max_new_tokens, gamma=self.gamma, rule=self.rule),
+                    sampling=self.sampling(),
+                    effort=Effort(contexts=self.contexts, draws=self.draws, samples=self.samples),
+                    stages=self.stages,
+                    count=self.count,
+                    raw=self.raw,
+                    json=self.json,
+                    figure=self.figure,
+                ),
+                prompts,
+                console,
+            )
+        except (ValueError, OSError, RuntimeError, ImportError) as error:
+            raise UsageError(str(error)) from error
+        return _OK if certificate.passed else _FAILED
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code.
 
     Args:
         argv: arguments without the program's name; None: those of the process.
     """
-    command: Generate = tyro.extras.subcommand_cli_from_dict(
-        {"generate": Generate},
+    command: Generate | Certify = tyro.extras.subcommand_cli_from_dict(
+        {"generate": Generate, "certify": Certify},
         prog="specjax",
         description="Exact speculative decoding for JAX.",
         args=argv,

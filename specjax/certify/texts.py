@@ -142,7 +142,7 @@ def check_frequencies(
                 "p_value": tables.p_value,
                 "distance": seen,
                 "noise_floor": floor,
-                "by_samples": {str(n): d for n, (d, _) in distances.items()},
+                "by_samples": [(n, *both) for n, both in distances.items()],
                 "detectable": tables.detectable(level),
             },
         )

@@ -1,0 +1,100 @@
+"""A run of `specjax certify`: load, certify, report."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from specjax.certify.certificate import Certificate
+from specjax.certify.figure import write_figure
+from specjax.certify.stages import Effort, certify
+from specjax.decoding import DecodeConfig
+from specjax.drafts import Draft, Model, Ngram
+from specjax.models.load import LanguageModel, load
+from specjax.sampling import Sampling
+from specjax.testing import perturbed
+from specjax.text.output import status
+from specjax.text.prompts import Prompt, encode
+
+_NOISE = 0.05  # of the draft "perturbed": mostly right on the models it was tried on
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is certified, and where the results go.
+
+    Attributes:
+        drafts: `"ngram"`, `"self"` (the target), `"perturbed"` (the target with noise in its weights), or
+            what `specjax.load` takes.
+        count: prompts that are used, the shortest ones first.
+    """
+
+    model: str
+    dtype: str
+    drafts: tuple[str, ...]
+    config: DecodeConfig
+    sampling: Sampling
+    effort: Effort
+    stages: bool
+    count: int
+    raw: bool = False
+    json: pathlib.Path | None = None
+    figure: pathlib.Path | None = None
+
+
+def run(settings: Settings, prompts: Sequence[Prompt], console: Console) -> Certificate:
+    """Certifies, prints the table and writes the files.
+
+    Raises:
+        ValueError, RuntimeError, ImportError, OSError: a model cannot be loaded, or nothing can be certified
+            with these settings.
+    """
+    with status(console, f"loading {settings.model} ..."):
+        lm = load(settings.model, dtype=settings.dtype)
+    drafts = {name: _draft(name, lm, settings.dtype, console) for name in settings.drafts}
+    start = time.perf_counter()
+
+    def progress(message: str) -> None:
+        console.print(f"{time.perf_counter() - start:5.0f} s  {message}")
+
+    certificate = certify(
+        lm.model,
+        _token_ids(lm, prompts, settings),
+        drafts,
+        config=settings.config,
+        sampling=settings.sampling,
+        effort=settings.effort,
+        stages=settings.stages,
+        progress=progress,
+    )
+    if settings.json is not None:
+        certificate.write_json(settings.json)
+    if settings.figure is not None:
+        write_figure(certificate, settings.figure)
+    console.print(certificate.table())
+    seconds = time.perf_counter() - start
+    verdict = "certified" if certificate.passed else f"FAILED: {len(certificate.failures)} checks"
+    console.print(f"{verdict}; {len(certificate.checks)} checks in {seconds:.0f} s")
+    return certificate
+
+
+def _draft(name: str, lm: LanguageModel, dtype: str, console: Console) -> Draft:
+    if name == "ngram":
+        return Ngram()
+    if name == "self":
+        return Model(lm.model)
+    if name == "perturbed":
+        return Model(perturbed(lm.model, _NOISE))
+    with status(console, f"loading the draft {name} ..."):
+        return Model(load(name, dtype=dtype).model)
+
+
+def _token_ids(lm: LanguageModel, prompts: Sequence[Prompt], settings: Settings) -> list[list[int]]:
+    longest = lm.model.context_length and lm.model.context_length - settings.config.max_new_tokens
+    encoded = [encode(lm, prompt, raw=settings.raw, system=None, longest=longest) for prompt in prompts]
+    # One batch is padded to its longest prompt.
+    return sorted(encoded, key=len)[: settings.count]

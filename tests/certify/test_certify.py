@@ -1,0 +1,248 @@
+"""Certification passes what is right, and reports faults injected into the shipped code."""
+
+import dataclasses
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specjax
+from specjax import cli
+from specjax.certify import STAGES, Effort, certify, laws, run, write_figure
+from specjax.certify.laws import Context, check_laws, contexts_of, expected_accepted
+from specjax.certify.pair import Subject
+from specjax.certify.texts import check_coupled, check_drift, check_frequencies, check_greedy, check_rows
+from specjax.decoding import decoder
+from specjax.drafts import Model, Ngram
+from specjax.sampling import Noise
+from specjax.testing import TableLM, enumerate_rule
+from specjax.verify import RULES, Rule, verify
+from tests.text.tiny import tiny_lm
+
+VOCAB, GAMMA = 9, 2
+TARGET = TableLM.random(VOCAB, seed=0)
+DRAFT = Model(TableLM.random(VOCAB, seed=1))
+PROMPTS = [[1, 2, 3, 1, 2], [4, 0], [5, 5, 7]]
+CONFIG = specjax.DecodeConfig(max_new_tokens=24, gamma=GAMMA)
+SAMPLING = specjax.Sampling(temperature=1.0, top_p=0.95)
+EFFORT = Effort(contexts=6, draws=2048, samples=48, sample_tokens=4, drift_tokens=60)
+
+
+def subject(**changes):
+    return Subject.of(TARGET, PROMPTS, dataclasses.replace(CONFIG, **changes), SAMPLING)
+
+
+@pytest.fixture(scope="module")
+def certificate():
+    return certify(
+        TARGET, PROMPTS, {"ngram": Ngram(), "model": DRAFT}, config=CONFIG, sampling=SAMPLING, effort=EFFORT,
+        stages=True,
+    )  # fmt: skip
+
+
+def test_what_is_right_passes_in_every_stage(certificate):
+    assert certificate.passed, certificate.failures
+    assert {check.stage for check in certificate.checks} == set(STAGES)
+    for name in ("ngram", "model"):
+        assert any(check.draft == name and check.values.get("accepted") for check in certificate.checks)
+
+
+def test_results_are_written_for_people_and_machines(certificate, tmp_path):
+    certificate.write_json(tmp_path / "out.json")
+    read = json.loads((tmp_path / "out.json").read_text())
+    assert read["passed"] is True
+    assert len(read["checks"]) == len(certificate.checks)
+    assert read["settings"]["config"]["gamma"] == GAMMA
+    assert any(0 < check["values"].get("detectable", 0) < 0.5 for check in read["checks"])
+    write_figure(certificate, tmp_path / "out.png")
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+    assert len(certificate.table().rows) == len(certificate.checks)
+
+
+@pytest.fixture
+def fresh_programs():
+    """Compiled programs do not notice that a function was replaced."""
+    decoder._programs.cache_clear()
+    yield
+    decoder._programs.cache_clear()
+
+
+def replacement_from_p(log_p, proposal, noise):
+    n_accepted, _ = RULES["token"].apply(log_p, proposal, noise)
+    gumbel = noise.replacement_gumbel(log_p.shape[1], log_p.dtype)
+    return n_accepted, jnp.argmax(log_p[n_accepted] + gumbel).astype(jnp.int32)
+
+
+def failed(checks):
+    return {check.name.split(",")[0] for check in checks if not check.passed}
+
+
+FIRST, JOINT = "first token has the target's law", "first two tokens have the target's law"
+
+
+def test_a_replacement_drawn_from_p_is_reported(monkeypatch):
+    monkeypatch.setitem(RULES, "auto", Rule("auto", replacement_from_p))
+    found = failed(check_laws(subject(), "model", DRAFT, contexts=6, draws=2048, level=1e-6))
+    assert {FIRST, JOINT} <= found
+
+
+def test_noise_shared_by_draft_and_replacement_is_reported(monkeypatch):
+    monkeypatch.setattr(
+        Noise, "replacement_gumbel", lambda self, size, dtype: self.proposal_gumbel(0, size, dtype)
+    )
+    monkeypatch.setitem(RULES, "auto", Rule("auto", lambda *arguments: RULES["block"].apply(*arguments)))
+    found = failed(check_laws(subject(), "model", DRAFT, contexts=6, draws=8192, level=1e-6))
+    assert FIRST in found or JOINT in found
+
+
+def test_a_rule_that_accepts_too_little_is_reported(monkeypatch):
+    """It keeps the law, and costs speed."""
+
+    def halved(log_p, proposal, noise):
+        return RULES["token"].apply(
+            log_p, dataclasses.replace(proposal, live=jnp.minimum(proposal.live, 1)), noise
+        )
+
+    monkeypatch.setitem(RULES, "auto", Rule("auto", halved))
+    found = failed(check_laws(subject(), "model", DRAFT, contexts=6, draws=2048, level=1e-6))
+    assert found == {"acceptance is what the rule 'auto' promises"}
+
+
+def test_greedy_rows_that_keep_everything_are_reported(monkeypatch, fresh_programs):
+    def keep_all(processed, proposal):
+        likeliest = jnp.argmax(processed, axis=-1).astype(jnp.int32)
+        return proposal.live, jnp.take_along_axis(likeliest, proposal.live[:, None], axis=1)[:, 0]
+
+    monkeypatch.setattr(verify, "verify_greedy", keep_all)
+    checks = list(check_greedy(subject(), {"model": DRAFT}, stage="greedy"))
+    assert not checks[0].passed
+    assert "differs from token" in checks[0].found
+
+
+def test_coupled_samples_that_follow_the_draft_are_reported(monkeypatch, fresh_programs):
+    monkeypatch.setitem(RULES, "coupled", Rule("coupled", RULES["token"].apply, shares_noise=True))
+    assert failed(check_coupled(subject(), {"model": DRAFT}, stage="law"))
+
+
+def test_a_target_that_forgets_is_reported(fresh_programs):
+    """Its cache misses the last accepted token, which no text shows when plain decoding forgets too."""
+
+    class Forgetful(TableLM):
+        def commit(self, cache, pending, lengths, count):
+            rows = jnp.arange(len(lengths))
+            return pending.at[rows, lengths + count - 1].set(0)
+
+    forgetful = dataclasses.replace(subject(), target=Forgetful(TARGET.table[...]))
+    assert failed(check_rows(forgetful, {"ngram": Ngram()}, stage="greedy"))
+
+
+def test_a_hole_in_the_drafts_cache_is_reported(monkeypatch, fresh_programs):
+    honest = Model.commit
+
+    def skip_one(self, module, carry, proposal, accepted, new_length):
+        carry = honest(self, module, carry, proposal, accepted, new_length)
+        return dataclasses.replace(carry, length=jnp.where(new_length > 30, new_length - 1, carry.length))
+
+    monkeypatch.setattr(Model, "commit", skip_one)
+    assert failed(check_drift(subject(), stage="greedy", new_tokens=90))
+
+
+def test_samples_of_another_law_are_reported(monkeypatch, fresh_programs):
+    monkeypatch.setitem(
+        RULES, "auto", Rule("auto", lambda p, q, noise: (q.live, RULES["token"].apply(p, q, noise)[1]))
+    )
+    checks = check_frequencies(
+        subject(), {"model": DRAFT}, stage="law", samples=200, new_tokens=3, level=1e-6
+    )
+    assert failed(checks)
+
+
+def test_a_failing_stage_ends_the_certification(monkeypatch, fresh_programs):
+    monkeypatch.setattr(verify, "verify_greedy", lambda processed, proposal: (
+        proposal.live, jnp.argmax(processed[:, -1], axis=-1).astype(jnp.int32)))  # fmt: skip
+    found = certify(
+        TARGET, PROMPTS, {"model": DRAFT}, config=CONFIG, sampling=SAMPLING, effort=EFFORT, stages=True
+    )
+    assert not found.passed
+    assert {check.stage for check in found.checks} == {"short greedy"}
+    assert found.skipped == STAGES[1:]
+
+
+@pytest.mark.parametrize("rule", ("token", "block"))
+def test_the_formulas_of_acceptance_are_those_of_the_enumeration(rule):
+    rng = np.random.default_rng(0)
+    p, q = rng.dirichlet(np.ones(3), 4), rng.dirichlet(np.ones(3), 3)
+    exact = enumerate_rule(RULES[rule].apply, lambda text: p[len(text)], lambda text: q[len(text)], 3)
+    blocks = np.stack(np.meshgrid(*[range(3)] * 3, indexing="ij"), axis=-1).reshape(-1, 3)
+    weights = np.prod(q[np.arange(3), blocks], axis=1)
+    context = Context(p, q, blocks[0], 3)
+    assert weights @ expected_accepted(RULES[rule], context, blocks) == pytest.approx(
+        exact.expected_accepted, abs=1e-9
+    )
+
+
+def test_a_reduced_context_keeps_the_likeliest_tokens_apart():
+    context = contexts_of(subject(), DRAFT, 1)[0]
+    small = context.reduced(4)
+    assert small.p.shape == (GAMMA + 1, 5)
+    assert small.q.shape == (GAMMA, 5)
+    np.testing.assert_allclose(small.p.sum(axis=1), 1)
+    np.testing.assert_allclose(np.sort(small.p[0])[-1], context.p[0].max())
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    (
+        ({"prompts": []}, "prompts has 0 rows"),
+        ({"prompts": [[1], []]}, "none of them empty"),
+        ({"drafts": {}}, "drafts is empty"),
+        ({"config": specjax.DecodeConfig(gamma=0)}, "gamma is 0; expected at least 1"),
+        ({"sampling": specjax.Sampling()}, r"temperature is 0.0; expected above 0"),
+    ),
+)
+def test_what_cannot_be_certified_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        certify(**{"target": TARGET, "prompts": PROMPTS, "drafts": {"model": DRAFT}} | arguments)
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """`command(*arguments)`: exit code and stderr of `specjax certify` with a tiny model."""
+    monkeypatch.setattr(run, "load", lambda name, dtype: tiny_lm(1) if name == "small" else tiny_lm())
+    small = ["--max-new-tokens", "6", "--gamma", "2", "--contexts", "2", "--draws", "256", "--samples", "8"]
+
+    def command(*arguments):
+        return cli.main(["certify", *small, *map(str, arguments)]), capsys.readouterr().err
+
+    return command
+
+
+def test_the_command_writes_its_files_and_tells_by_its_exit_code(command, tmp_path, monkeypatch):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "hello"}\n{"prompt": "a b a b"}\n')
+    files = ("--json", tmp_path / "out.json", "--figure", tmp_path / "out.png")
+    code, err = command("--jsonl", prompts, "--draft", "ngram", "--draft", "small", *files)
+    assert code == 0
+    assert "certified" in err
+    assert json.loads((tmp_path / "out.json").read_text())["settings"]["drafts"] == ["ngram", "small"]
+    assert (tmp_path / "out.png").exists()
+
+    monkeypatch.setattr(laws, "RULES", {"auto": Rule("auto", replacement_from_p)})
+    code, err = command("--jsonl", prompts, "--draft", "small", "--draws", 4096)
+    assert code == 1
+    assert "FAILED" in err
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    (
+        (("hello", "--temperature", "0"), "temperature is 0.0; expected above 0"),
+        (("hello", "--draws", "0"), "--draws is 0; expected at least 1"),
+        (("--jsonl", "missing.jsonl"), "missing.jsonl"),
+    ),
+)
+def test_commands_that_make_no_sense_are_refused(command, arguments, message):
+    code, err = command(*arguments)
+    assert code == 2
+    assert message in err
