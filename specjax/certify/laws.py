@@ -188,7 +188,7 @@ class Acceptance:
         """Standard errors between the two; float32 may move a certain acceptance by a millionth."""
         rounding = 1e-6 * self.rounds
         excess = max(abs(self.total - self.predicted) - rounding, 0.0)
-        return excess / np.sqrt(max(self.squares, 1e-12))
+        return float(excess / np.sqrt(max(self.squares, 1e-12)))
 
 
 def expected_accepted(rule: Rule, context: Context, tokens: np.ndarray) -> np.ndarray:
