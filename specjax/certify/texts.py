@@ -107,7 +107,7 @@ def check_drift(subject: Subject, *, stage: str, new_tokens: int) -> Iterator[Ch
         name="acceptance of a self-draft does not drift",
         draft="self",
         passed=first > 0 and p_value > _DRIFT_LEVEL,
-        found=f"{first:.3f} at first, {last:.3f} in the second half (p = {p_value:.2g}); {before[1]} draft tokens",
+        found=f"{first:.3f} at first, {last:.3f} in the second half (p = {p_value:.2g}), {before[1]} drafted",
         values={"first": first, "last": last, "drafted": before[1], "p_value": p_value},
     )
 

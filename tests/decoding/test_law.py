@@ -6,6 +6,7 @@ from scipy import stats
 
 import specjax
 from specjax.drafts import Model, Ngram, NoDraft
+from specjax.sampling import Automaton
 from specjax.testing.table_lm import TableLM, sequence_law
 from specjax.verify import Rule, token
 from tests.reference import table_log_law
@@ -40,7 +41,9 @@ FILTERS = {
 }
 
 
-def draw(draft, gamma, sampling, draft_sampling=None, *, samples=SAMPLES, ragged=False, **config):
+def draw(
+    draft, gamma, sampling, draft_sampling=None, *, samples=SAMPLES, ragged=False, processors=(), **config
+):
     """Outcomes int[samples]: the index of each row's tokens among all continuations."""
     config = {"max_new_tokens": TOKENS, "rule": "token"} | config
     prompts = np.tile(np.array(PROMPT, np.int32), (samples, 1))
@@ -57,15 +60,17 @@ def draw(draft, gamma, sampling, draft_sampling=None, *, samples=SAMPLES, ragged
         config=specjax.DecodeConfig(gamma=gamma, **config),
         sampling=specjax.Sampling(seed=gamma, **sampling),
         draft_sampling=draft_sampling and specjax.Sampling(**draft_sampling),
+        processors=processors,
     )
     assert not np.any(out.violations)
     tokens = np.asarray(out.tokens)
     return tokens @ VOCAB ** np.arange(tokens.shape[1] - 1, -1, -1), out
 
 
-def p_value(outcomes, settings, tokens=TOKENS):
+def p_value(outcomes, settings, tokens=TOKENS, constraint=None):
     """Of a chi-square test of the outcomes against the closed form; 0 where the impossible happened."""
-    law = sequence_law(table_log_law(np.asarray(TARGET.table[...]), settings, PROMPT), PROMPT, tokens)
+    law = table_log_law(np.asarray(TARGET.table[...]), settings, PROMPT)
+    law = sequence_law(constraint(law) if constraint else law, PROMPT, tokens)
     counts = np.bincount(outcomes, minlength=law.size)
     if counts[law == 0].any():
         return 0.0
@@ -99,20 +104,49 @@ def test_other_drafts_keep_the_law(draft, widths):
     assert p_value(outcomes, settings) > LEVEL
 
 
-@pytest.mark.parametrize(
-    "settings",
-    (pytest.param({}, marks=pytest.mark.slow), FILTERS["frequency"]),
-    ids=("none", "frequency"),
-)
-@pytest.mark.parametrize("gamma", (3, *(pytest.param(g, marks=pytest.mark.slow) for g in (1, 2, 4))))
-@pytest.mark.parametrize("rule", ("token", "block", "coupled"))
-def test_every_rule_keeps_the_law_of_longer_texts(rule, gamma, settings):
+# Which tokens may follow, by state, and the next state. Every state has a way on.
+TRANSITIONS = np.array([[1, -1, 2, 1, -1], [-1, 0, 2, -1, 0], [2, 1, -1, 2, 1]])
+
+
+def constrained(law):
+    """The law of texts that the automaton of `TRANSITIONS` accepts."""
+
+    def masked(text):
+        state = 0
+        for chosen in text[len(PROMPT) :]:
+            state = TRANSITIONS[state, chosen] if state >= 0 else -1
+        if state < 0:
+            return np.full(VOCAB, -np.inf)
+        log_p = np.where(TRANSITIONS[state] >= 0, law(text), -np.inf)
+        return log_p - np.log(np.exp(log_p).sum())
+
+    return masked
+
+
+LONG_TEXTS = [
+    pytest.param(rule, gamma, kind, marks=() if (gamma, kind) == (3, "frequency") else pytest.mark.slow)
+    for rule in ("token", "block", "coupled")
+    for gamma in (1, 2, 3, 4)
+    for kind in ("none", "frequency", "automaton")
+    if (rule, gamma, kind) != ("block", 3, "automaton")
+]
+
+
+@pytest.mark.parametrize("rule, gamma, kind", [*LONG_TEXTS, ("block", 3, "automaton")])
+def test_every_rule_keeps_the_law_of_longer_texts(rule, gamma, kind):
     """Four tokens take several rounds: cache, rollback and budget are part of what is tested."""
-    settings = {"temperature": 1.0} | settings
+    settings = {"temperature": 1.0} | FILTERS.get(kind, {})
     outcomes, out = draw(
-        Model(DRAFT), gamma, settings, samples=400_000, ragged=True, rule=rule, max_new_tokens=4
+        Model(DRAFT),
+        gamma,
+        settings,
+        samples=400_000,
+        ragged=True,
+        processors=(Automaton.of_transitions(TRANSITIONS),) if kind == "automaton" else (),
+        rule=rule,
+        max_new_tokens=4,
     )
-    assert p_value(outcomes, settings, tokens=4) > 1e-6
+    assert p_value(outcomes, settings, 4, constrained if kind == "automaton" else None) > 1e-6
     assert 0 < np.sum(out.stats.accepted) < np.sum(out.stats.drafted)
 
 
