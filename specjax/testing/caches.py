@@ -43,23 +43,33 @@ def check_caches(
         error count as 0: what made the model fail may be in their cache.
 
     Raises:
-        CacheMismatchError: names the first row that differs.
+        CacheMismatchError: names the first row that differs, or whose cache does not hold the tokens that it
+            should: all but the last one; a draft's may hold fewer.
     """
     caches: dict[str, tuple[Any, Any, Any]] = {"target": (target, state.cache, state.cached_length)}
     if draft is not None:
         caches["draft"] = (draft.module, state.draft.cache, draft.cached_length(state.draft))
+    complete = np.asarray(state.length) - 1
+    sound = np.asarray(state.finish_reason) != FinishReason.ERROR
     differences = {}
     for name, (model, cache, cached) in caches.items():
+        held = np.asarray(cached)
+        misplaced = sound & ((held > complete) | ((held < complete) & (name == "target")))
+        if misplaced.any():
+            row = int(misplaced.argmax())
+            raise CacheMismatchError(
+                f"the {name}'s cache of row {row} holds {held[row]} tokens; expected {complete[row]}, all but "
+                "the last one committed"
+            )
         graphdef, weights = nnx.split(model)
         found = np.asarray(_differences(graphdef, weights, cache, state.tokens, cached))
-        failed = np.asarray(state.finish_reason) == FinishReason.ERROR
-        differences[name] = np.where(failed, 0.0, found)
+        differences[name] = np.where(sound, found, 0.0)
         wrong = ~(differences[name] <= atol)  # NaN is wrong
         if wrong.any():
             row = int(wrong.argmax())
             raise CacheMismatchError(
-                f"the {name}'s cache of row {row}, with {int(cached[row])} tokens, gives logits that differ "
-                f"by {found[row]:.3g} from those of a fresh prefill; expected at most {atol:.3g}"
+                f"the {name}'s cache of row {row}, with {held[row]} tokens, gives logits that differ by "
+                f"{found[row]:.3g} from those of a fresh prefill; expected at most {atol:.3g}"
             )
     return differences
 

@@ -72,8 +72,15 @@ def test_a_changed_entry_below_the_length_is_noticed(back):
 
 def test_a_length_that_is_off_by_one_is_noticed():
     state = after(3)
-    with pytest.raises(CacheMismatchError, match="row 0"):
-        check_caches(TARGET, dataclasses.replace(state, cached_length=state.cached_length + 1))
+    for change in (-1, 1):
+        wrong = dataclasses.replace(state, cached_length=state.cached_length.at[1].add(change))
+        with pytest.raises(CacheMismatchError, match="the target's cache of row 1 holds"):
+            check_caches(TARGET, wrong)
+    ahead = dataclasses.replace(state.draft, length=state.length)
+    with pytest.raises(CacheMismatchError, match="the draft's cache of row 0 holds"):
+        check_caches(TARGET, dataclasses.replace(state, draft=ahead), draft=DRAFT)
+    behind = dataclasses.replace(state.draft, length=state.draft.length - 1)
+    check_caches(TARGET, dataclasses.replace(state, draft=behind), draft=DRAFT)
 
 
 def test_what_lies_beyond_the_length_does_not_matter():
