@@ -58,8 +58,8 @@ def check_caches(
         if misplaced.any():
             row = int(misplaced.argmax())
             raise CacheMismatchError(
-                f"the {name}'s cache of row {row} holds {held[row]} tokens; expected {complete[row]}, all but "
-                "the last one committed"
+                f"the {name}'s cache of row {row} holds {held[row]} tokens; expected {complete[row]}, "
+                "all that are committed but the last"
             )
         graphdef, weights = nnx.split(model)
         found = np.asarray(_differences(graphdef, weights, cache, state.tokens, cached))

@@ -1,7 +1,7 @@
-"""What exact speculative decoding promises, each as `check(seed)` that raises AssertionError when it is broken.
+"""What exact speculative decoding promises: each check(seed) raises AssertionError where it is broken.
 
-A seed chooses models, prompts, settings and noise, all of them traced: one program serves every seed. The
-checks go through public functions alone. `CHECKS` holds them by name.
+A seed chooses models, prompts, settings and noise, all of them traced: one program serves every seed. Checks
+go through public functions alone. `CHECKS` holds them by name.
 """
 
 import functools
@@ -38,7 +38,7 @@ def config(**kwargs):
 
 @functools.cache
 def rule_under_test(name):
-    """The rule as a function of its own: programs are kept by function, and the rule may be patched inside."""
+    """The rule as a function of its own: programs are kept for a function, whatever is patched inside."""
     return lambda *args: RULES[name].apply(*args)
 
 
@@ -59,20 +59,23 @@ def random_law(seed, vocab_size=4):
 def check_rule(name, seed):
     """One round emits exactly the target's law: every draft and every outcome enumerated, in float64.
 
-    Whether the second slot is live depends on the first token, so that prefixes of both lengths are leaves.
+    After one of the tokens nothing more is proposed, so that leaves are met at both lengths.
     """
     gamma = 2
     for pair in range(10):
         target, draft = random_law((seed, pair, 0)), random_law((seed, pair, 1))
-        live = lambda drafted, leaf=pair % 4: 1 if drafted[0] == leaf else 2
+
+        def live(drafted, last=pair % 4):
+            return 1 if drafted[0] == last else gamma
+
         outcome = enumerate_rule(rule_under_test(name), target, draft, gamma, live=live)
         error = total_variation(outcome.law, exact_law(target, gamma + 1))
         assert error < 1e-12, f"a total variation of {error:.3g} for pair {pair}"
 
 
 # Laws of the token after 0, 1 and 2, at the temperature of the check. Target and draft agree here and differ
-# there, so that blocks are kept and lost by any of their tokens; top-p excludes tokens of both. The draft knows
-# nothing after token 2.
+# there, so that blocks are kept and lost by any of their tokens; top-p excludes one. After token 2 the logits
+# of the draft are not finite.
 TEMPERATURE = 0.6
 LAW_SETTINGS = {"temperature": TEMPERATURE, "top_p": 0.95}
 TARGET_LAW = ((0.78, 0.09, 0.13), (0.50, 0.10, 0.40), (0.02, 0.65, 0.33))
@@ -129,16 +132,12 @@ def prompts(rng, batch):
 
 
 def decode_one_by_one(table, prompts, lengths, choose):
-    """Texts int[B, NEW], a token at a time.
-
-    Args:
-        choose: function of row, prompt, output so far and logits float[V] that gives the next token.
-    """
+    """Texts int[B, NEW], a token at a time: `choose(row, prompt, output, logits float[V])`."""
     texts = np.zeros((len(prompts), NEW), int)
     for row, length in enumerate(lengths):
         prompt, output = prompts[row, :length].tolist(), []
         while len(output) < NEW:
-            previous, last = ([0] + prompt + output)[-2:]
+            previous, last = [0, *prompt, *output][-2:]
             output.append(choose(row, prompt, output, table[previous, last]))
         texts[row] = output
     return texts
@@ -150,9 +149,9 @@ GREEDY_BATCH = 13
 def check_greedy(seed):
     """Greedy rows say what a plain loop says, with penalties, EOS and budgets, next to a sampled row.
 
-    The model likes to repeat itself. The draft knows the text, beyond its end too, and errs at slot 0, 1, 2 or
-    at none of a row's rounds. The first four rows use their capacity up, the next four meet an EOS, the last of
-    which ends the budget as well.
+    The model likes to repeat itself. The draft knows the text, beyond its end too, and errs at slot 0, 1, 2
+    or none. The first four rows use their capacity up; the next four meet an EOS, in the last of them on the
+    last token of the budget.
     """
     rng = np.random.default_rng(seed)
     tokens, lengths = prompts(rng, GREEDY_BATCH)
@@ -169,7 +168,10 @@ def check_greedy(seed):
 
     texts = decode_one_by_one(table, tokens, lengths, likeliest)
     eos_ids = [[]] * 4 + [[int(text[4])] for text in texts[4:8]] + [[]] * 5
-    ends = [NEW if not eos else int(np.argmax(text == eos[0])) + 1 for text, eos in zip(texts, eos_ids)]
+    ends = [
+        int(np.argmax(np.isin(text, eos))) + 1 if eos else NEW
+        for text, eos in zip(texts, eos_ids, strict=True)
+    ]
     budgets = np.array([*[NEW] * 7, ends[7], *rng.integers(1, NEW, 5)])
     out = specjax.generate(
         TableLM(table),
