@@ -16,6 +16,7 @@ from specjax.decoding.program import Program
 from specjax.decoding.state import DecodeState, Stats
 from specjax.decoding.stop import find_end
 from specjax.drafts import Proposal, RoundContext
+from specjax.models.layers import compute_dtype
 from specjax.sampling import Noise, drawable, log_law
 from specjax.verify import verify
 
@@ -130,6 +131,8 @@ def _score(
         hidden, _, pending = target(tokens[:, :width], positions[:, :width], state.cache)
         raw = target.logits(hidden)
         chex.assert_shape(raw, (tokens.shape[0], width, program.vocab_size))
+        # Half precision would make ties, of logits and of noise, and the law drawn from is not the one reported.
+        raw = raw.astype(compute_dtype(raw.dtype))
         return jnp.pad(raw, ((0, 0), (0, program.gamma + 1 - width), (0, 0))), pending
 
     if len(program.widths) == 1:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from specjax.models.layers import compute_dtype
 from specjax.sampling import Draw, Noise, Pipeline, RowSampling, draw
 
 Carry = Any  # any pytree of arrays
@@ -71,6 +72,7 @@ class RoundContext:
 
     def draw(self, states: Any, raw: jax.Array, slot: jax.Array | int) -> Draw:
         """Draws the token of `slot` from the draft's logits float[B, V], with processor states `states`."""
+        raw = raw.astype(compute_dtype(raw.dtype))
         processed = self.pipeline.process(self.rows, states, raw)
         return draw(self.rows, raw, processed, self.noise, slot, law_needed=self.law_needed)
 

@@ -1,5 +1,8 @@
 """One compile serves; the same round through every way of calling it."""
 
+import dataclasses
+import gc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -153,6 +156,49 @@ def test_a_conversation_goes_on_where_it_stopped(draft):
     assert out.finish_reasons[2] == before.finish_reasons[2]
 
 
+def test_a_cancelled_row_is_used_again():
+    """Nothing of what it was about to propose is left: extended, it says what its text alone makes it say."""
+    config = specjax.DecodeConfig(max_new_tokens=NEW, gamma=3, capacity=64, debug=True)
+    decoder = specjax.Decoder(TARGET, Model(DRAFT), config)
+    stop = specjax.Stop(eos_ids=[])
+    whole = decoder.result(decoder.run_rounds(decoder.start(*prompts(), stop=stop)))
+
+    cancelled = np.arange(BATCH) == 1
+    state = decoder.run_rounds(decoder.start(*prompts(), stop=stop), 2)
+    reasons = jnp.where(cancelled, int(specjax.FinishReason.CANCELLED), state.finish_reason)
+    state = decoder.run_rounds(dataclasses.replace(state, finish_reason=reasons), 1)
+    text = np.asarray(state.tokens)[1, : state.length[1]]
+    state = decoder.extend(state, np.tile([[7, 3, 0]], (BATCH, 1)), 2 * cancelled, stop=stop)
+    out = decoder.result(decoder.run_rounds(state))
+
+    fresh = np.zeros((BATCH, 48), np.int32)
+    fresh[1, : len(text) + 2] = [*text, 7, 3]
+    expected = decoder.generate(fresh, np.where(cancelled, len(text) + 2, 1), stop=stop)
+    for found, clean, rest in zip(*map(jax.tree.leaves, (out, expected, whole)), strict=True):
+        np.testing.assert_array_equal(found[1], clean[1])
+        np.testing.assert_array_equal(found[~cancelled], rest[~cancelled])
+
+
+def test_calls_leave_nothing_behind():
+    """Neither arrays nor programs, whatever is called and however often."""
+    config = specjax.DecodeConfig(max_new_tokens=NEW, gamma=3, capacity=64, debug=True)
+    decoder = specjax.Decoder(TARGET, Ngram(), config)
+
+    def use(seed):
+        sampling = specjax.Sampling(temperature=[0.0, 1.0, 0.0, 1.0], seed=seed)
+        state = decoder.run_rounds(decoder.start(*prompts(seed), sampling=sampling), 2)
+        state = decoder.extend(decoder.run_rounds(state), np.ones((BATCH, 3), np.int32), [3, 0, 1, 2])
+        list(decoder.stream_state(state, rounds=3))
+        gc.collect()
+        return len(jax.live_arrays())
+
+    use(0)
+    arrays = use(1)
+    with count_compiles() as compiles:
+        assert [use(seed) for seed in range(2, 8)] == [arrays] * 6
+    assert compiles.count == 0
+
+
 def test_extending_beyond_the_capacity_is_refused():
     config = specjax.DecodeConfig(max_new_tokens=NEW, gamma=3, capacity=30)
     decoder = specjax.Decoder(TARGET, Ngram(), config)
@@ -162,8 +208,6 @@ def test_extending_beyond_the_capacity_is_refused():
 
 
 def test_a_processor_of_the_callers_own_is_exact_under_speculation():
-    import dataclasses
-
     @dataclasses.dataclass(frozen=True)
     class NeverTwice:
         """A token may not follow itself."""

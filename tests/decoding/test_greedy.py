@@ -66,6 +66,20 @@ def test_float32_text_does_not_depend_on_the_compiled_width():
     np.testing.assert_array_equal(run(NoDraft(), 0).tokens, run(NoDraft(width=4), 4).tokens)
 
 
+def test_bfloat16_text_is_that_of_plain_decoding_at_equal_shapes():
+    """Ties are near in bfloat16, so each round must round as plain decoding does."""
+    one_layer = dataclasses.replace(CONFIG, num_layers=1)
+    target = Transformer(one_layer, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    config = specjax.DecodeConfig(max_new_tokens=NEW, gamma=4)
+
+    def text(draft):
+        return specjax.generate(target, *prompts(), draft=draft, config=config)
+
+    plain, out = text(NoDraft(width=4)), text(Ngram())
+    np.testing.assert_array_equal(out.tokens, plain.tokens)
+    assert 0 < np.sum(out.stats.accepted) < np.sum(out.stats.drafted)
+
+
 @pytest.mark.smoke
 def test_every_pattern_of_acceptance_gives_the_same_text():
     """The draft replays the answer with an error planted at a slot of its own in each row."""
@@ -129,6 +143,21 @@ def test_acceptance_of_a_self_draft_does_not_drift():
     out = specjax.generate(TARGET, tokens, lengths, draft=Model(TARGET), config=config)
     np.testing.assert_array_equal(out.stats.accepted, out.stats.drafted)
     np.testing.assert_array_equal(out.stats.rounds, [100, 100])
+
+
+def test_acceptance_falls_as_a_draft_gets_worse():
+    """And at no slot much faster than at the one before: a slot with a wrong position or mask would stand out."""
+    rates = []
+    for scale in (0.0, 0.1, 0.3, 1.0):
+        counted = run(Model(perturbed(TARGET, scale)), 4).stats
+        drafted, accepted = (np.sum(at, axis=0) for at in (counted.drafted_at, counted.accepted_at))
+        rates.append(float(np.sum(accepted) / np.sum(drafted)))
+        if scale == 0.1:
+            # Of the drafts whose earlier tokens were all accepted; some of them were shortened by the budget.
+            conditional = accepted[1:] / accepted[:-1]
+            np.testing.assert_array_less(0.6 * accepted[0] / drafted[0], conditional)
+    assert rates[0] == 1
+    assert rates == sorted(set(rates), reverse=True)
 
 
 @pytest.mark.parametrize("smaller", (True, False))

@@ -1,5 +1,6 @@
 """Sampled text has exactly the target's law: joint chi-square tests against the closed form."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
@@ -152,8 +153,41 @@ def test_every_rule_keeps_the_law_of_longer_texts(rule, gamma, kind):
 
 @pytest.mark.parametrize("rule", ("token", "block", "coupled"))
 def test_a_self_draft_is_always_accepted(rule):
-    _, out = draw(Model(TARGET), 2, {"temperature": 1.0}, rule=rule)
-    np.testing.assert_array_equal(out.stats.accepted, out.stats.drafted)
+    for settings in ({}, FILTERS["all"]):
+        _, out = draw(Model(TARGET), 2, {"temperature": 1.0, **settings}, samples=40_000, rule=rule)
+        np.testing.assert_array_equal(out.stats.accepted, out.stats.drafted)
+
+
+def test_acceptance_is_what_the_laws_have_in_common():
+    """A draft token is accepted with probability sum_x min(p, q) = 1 - TV, at each slot after those before it."""
+    settings, samples = {"temperature": 1.0}, 30_000
+    _, out = draw(Model(DRAFT), 2, settings, samples=samples)
+
+    def common(text):
+        p, q = (
+            np.exp(table_log_law(np.asarray(model.table[...]), settings, PROMPT)(text))
+            for model in (TARGET, DRAFT)
+        )
+        return np.minimum(p, q)
+
+    # A rejection at the first slot leaves a budget of two tokens, and with it one more draft token.
+    stayed = np.asarray(out.stats.drafted) == 2
+    both = np.asarray(out.stats.accepted_at)[:, 1] == 1
+    np.testing.assert_array_equal(out.stats.drafted, np.where(stayed, 2, 3))
+    assert np.all(stayed[both])
+    first = common(PROMPT)
+    second = first @ [common((*PROMPT, token)).sum() for token in range(VOCAB)] / first.sum()
+    for found, of, expected in ((stayed.sum(), samples, first.sum()), (both.sum(), stayed.sum(), second)):
+        assert stats.binomtest(int(found), int(of), expected).pvalue > LEVEL
+
+
+@pytest.mark.parametrize("vocab_size", (VOCAB - 2, pytest.param(VOCAB + 2, marks=pytest.mark.slow)))
+def test_a_draft_of_another_vocabulary_keeps_the_law(vocab_size):
+    """Two of the target's ids are never drafted, and two of the draft's never emitted."""
+    settings = {"temperature": 1.0, **FILTERS["frequency"]}
+    outcomes, out = draw(Model(TableLM.random(vocab_size, seed=1)), 2, settings, samples=30_000)
+    assert p_value(outcomes, settings) > LEVEL
+    assert 0 < np.sum(out.stats.accepted) < np.sum(out.stats.drafted)
 
 
 def test_rows_keep_their_own_law_under_a_draft_with_other_settings():
@@ -292,3 +326,20 @@ def test_a_token_behind_which_the_target_breaks_down_keeps_its_probability(rule)
         ).pvalue
         > LEVEL
     )
+
+
+def test_models_that_answer_in_half_precision_keep_the_law():
+    """In bfloat16 one in 128 uniform numbers would be the largest: ties, which the lowest ids win."""
+    uniform = TableLM(jnp.zeros((64, 64, 64), jnp.bfloat16))
+    samples = 8_000
+    out = specjax.generate(
+        uniform,
+        np.zeros((samples, 1), np.int32),
+        np.ones(samples, np.int32),
+        draft=Model(uniform),
+        config=specjax.DecodeConfig(max_new_tokens=2, gamma=1),
+        sampling=specjax.Sampling(temperature=1.0),
+    )
+    np.testing.assert_array_equal(out.stats.accepted, 1)  # so the first token is the draft's, the second a bonus
+    for tokens in np.asarray(out.tokens).T:
+        assert stats.chisquare(np.bincount(tokens, minlength=64)).pvalue > LEVEL

@@ -66,9 +66,9 @@ def expected_logprobs(row, tokens):
     return np.array(pairs).T
 
 
-def parts_played(seed):
+def parts_played(seed, **settings):
     """The result, and for each row which part each of its tokens played."""
-    state = DECODER.start(PROMPTS, LENGTHS, sampling=sampling(seed))
+    state = DECODER.start(PROMPTS, LENGTHS, sampling=sampling(seed), **settings)
     parts = [[] for _ in TEMPERATURES]
     while np.any(state.running):
         before = {name: np.asarray(getattr(state.stats, name)) for name in ("emitted", "drafted", "accepted")}
@@ -97,6 +97,22 @@ def test_logprobs_equal_the_law_whichever_part_a_token_played(seed):
             np.testing.assert_allclose(raw_logprobs[row, places], raw[places], atol=2e-5)
             played["sampled" if TEMPERATURES[row] else "greedy"].update([part] if places else [])
     assert played == {half: {"accepted", "replacement", "bonus"} for half in ("greedy", "sampled")}
+
+
+def test_every_token_is_one_that_the_filters_allow_whichever_part_it_played():
+    """Under a draft that keeps to no filter and no bias, and so proposes what is not allowed."""
+    settings = {"draft_sampling": specjax.Sampling(temperature=2.0)}
+    filtered, played, rejected = [row for row in range(8) if "top_k" in SETTINGS[row]], [], 0
+    for seed in range(3):
+        out, parts = parts_played(seed, **settings)
+        for row in filtered:
+            if TEMPERATURES[row]:
+                processed, _ = expected_logprobs(row, np.asarray(out.tokens)[row])
+                assert np.all(processed > -np.inf)
+                played += parts[row]
+        rejected += np.sum(out.stats.drafted) - np.sum(out.stats.accepted)
+    assert rejected > 0
+    assert min(played.count(part) for part in ("accepted", "replacement", "bonus")) > 10
 
 
 def test_logprobs_after_the_end_are_zero():

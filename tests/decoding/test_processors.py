@@ -1,6 +1,7 @@
 """Greedy text under processors: that of a plain loop, whatever is drafted and however many tokens a round."""
 
 import dataclasses
+import functools
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,8 +9,10 @@ import pytest
 
 import specjax
 from specjax.drafts import Model, Ngram
+from specjax.sampling import Automaton
 from specjax.testing import TableLM, count_compiles
 from tests import reference
+from tests.scripted import Scripted
 
 VOCAB, NEW = 7, 24
 # Strong values; the longest texts keep clear of a state in which every token is banned.
@@ -144,6 +147,50 @@ def test_a_callers_processor_is_followed(gamma):
     for draft in (Model(TARGET), Ngram()):
         texts = tokens_of(run(draft, gamma, (NoStutter(),)))
         assert [texts[row] for row in rows] == expected
+
+
+def test_states_are_those_of_the_text_after_every_round():
+    """The draft proposes, at a slot of its own in each row, a token that the automaton forbids there."""
+    vocab_size, gamma, states = 8, 4, 4
+    # Even tokens from even states, odd ones from odd states: the token after an allowed one is forbidden.
+    tokens, rows = np.arange(vocab_size), np.arange(gamma + 1)
+    allowed = np.arange(states)[:, None] % 2 == tokens % 2
+    transitions = np.where(allowed, (tokens // 2 + np.arange(states)[:, None]) % states, -1)
+    target = TableLM.random(vocab_size, seed=2)
+    table, settings = np.asarray(target.table[...]), {"frequency_penalty": 0.5, "repetition_penalty": 1.3}
+    prompts, lengths = np.tile(np.arange(3, dtype=np.int32), (gamma + 1, 1)), np.full(gamma + 1, 3, np.int32)
+    prompts[:, 2] = rows
+
+    def state_of(output):
+        return functools.reduce(lambda state, token: transitions[state, token], output, 0)
+
+    texts = []
+    for prompt in prompts.tolist():
+        text = list(prompt)
+        for _ in range(NEW):
+            logits = reference.process(table[text[-2], text[-1]], prompt, text[3:], settings)
+            logits[~allowed[state_of(text[3:])]] = -np.inf
+            text.append(int(np.argmax(logits)))
+        texts.append(text[3:])
+
+    decoder = specjax.Decoder(
+        target,
+        Scripted.of(texts, lengths, wrong_at=rows),
+        specjax.DecodeConfig(max_new_tokens=NEW, gamma=gamma, debug=True),
+        processors=(Automaton.of_transitions(transitions),),
+    )
+    state = decoder.start(prompts, lengths, sampling=specjax.Sampling(**settings))
+    while np.any(state.running):
+        state = decoder.run_rounds(state, 1)
+        recent, penalties, seen, generated, automaton = state.processors
+        for row, text in enumerate(texts):
+            output = text[: state.length[row] - 3]
+            assert np.asarray(state.tokens)[row, 3 : state.length[row]].tolist() == output
+            assert automaton[row] == state_of(output)
+            np.testing.assert_array_equal(penalties.in_output[row], np.bincount(output, minlength=vocab_size))
+            assert (recent[row, -1], seen.length[row], generated[row]) == (output[-1], 3 + len(output), len(output))
+    accepted = np.asarray(state.stats.accepted_at) > 0
+    np.testing.assert_array_equal(accepted, np.arange(gamma) < rows[:, None])
 
 
 def test_other_settings_compile_nothing():

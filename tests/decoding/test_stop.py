@@ -92,6 +92,14 @@ def test_eos_in_the_prompt_is_ignored():
     assert_ends(run(eos_ids=own_prompt), NEW, FinishReason.LENGTH)
 
 
+def test_eos_ids_may_be_listed_twice_beside_one_of_the_prompt():
+    last = PROMPTS[ROWS, LENGTHS - 1]
+    eos_ids = np.stack([last, TEXTS[:, 5], TEXTS[:, 5]], axis=1).tolist()
+    out = run(eos_ids=eos_ids)
+    assert_ends(out, 6, FinishReason.EOS)
+    assert_counted(out, 6)
+
+
 def test_a_stop_sequence_never_begins_in_the_prompt():
     """Row 2 reads 2 8 | 9 10 and stops neither after 8 9 nor after 2 8 9 10; so do the other rows."""
     whole = [[*row[:length], *text] for row, length, text in zip(PROMPTS, LENGTHS, TEXTS, strict=True)]

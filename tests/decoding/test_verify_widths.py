@@ -117,7 +117,7 @@ def test_switching_widths_copies_no_cache():
     target = Transformer(CONFIG, rngs=nnx.Rngs(0))
     graphdef, weights = nnx.split(target)
     settings = specjax.DecodeConfig(max_new_tokens=NEW, gamma=4, verify_widths=(2, 3))
-    program = Program.build(target, Ngram(), settings, 2000, ())
+    program = Program.build(target, Ngram(), settings, 2000)
 
     def start(weights, prompts, lengths):
         request = make_request(BATCH, settings, CONFIG.vocab_size, None, None, None, ())
