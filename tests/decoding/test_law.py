@@ -340,6 +340,8 @@ def test_models_that_answer_in_half_precision_keep_the_law():
         config=specjax.DecodeConfig(max_new_tokens=2, gamma=1),
         sampling=specjax.Sampling(temperature=1.0),
     )
-    np.testing.assert_array_equal(out.stats.accepted, 1)  # so the first token is the draft's, the second a bonus
+    np.testing.assert_array_equal(
+        out.stats.accepted, 1
+    )  # so the first token is the draft's, the second a bonus
     for tokens in np.asarray(out.tokens).T:
         assert stats.chisquare(np.bincount(tokens, minlength=64)).pvalue > LEVEL

@@ -6,13 +6,13 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.scripted import Scripted
 
 import specjax
 from specjax.drafts import Model, Ngram
 from specjax.sampling import Automaton
 from specjax.testing import TableLM, count_compiles
 from tests import reference
-from tests.scripted import Scripted
 
 VOCAB, NEW = 7, 24
 # Strong values; the longest texts keep clear of a state in which every token is banned.
@@ -188,7 +188,11 @@ def test_states_are_those_of_the_text_after_every_round():
             assert np.asarray(state.tokens)[row, 3 : state.length[row]].tolist() == output
             assert automaton[row] == state_of(output)
             np.testing.assert_array_equal(penalties.in_output[row], np.bincount(output, minlength=vocab_size))
-            assert (recent[row, -1], seen.length[row], generated[row]) == (output[-1], 3 + len(output), len(output))
+            assert (recent[row, -1], seen.length[row], generated[row]) == (
+                output[-1],
+                3 + len(output),
+                len(output),
+            )
     accepted = np.asarray(state.stats.accepted_at) > 0
     np.testing.assert_array_equal(accepted, np.arange(gamma) < rows[:, None])
 

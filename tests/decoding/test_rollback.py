@@ -62,7 +62,9 @@ def test_caches_after_nothing_a_part_and_all_of_a_draft(wrong, cycle):
     for old, new in zip(states, states[1:], strict=False):
         # The draft lacks the last token, and after full acceptance the last draft token, which was never fed.
         all_accepted = new.stats.accepted - old.stats.accepted == GAMMA
-        np.testing.assert_array_equal((new.length - 1 - new.draft.length)[old.running], all_accepted[old.running])
+        np.testing.assert_array_equal(
+            (new.length - 1 - new.draft.length)[old.running], all_accepted[old.running]
+        )
     # The patterns are those, in every row, from where it joins the cycle to where its budget cuts it.
     accepted = np.diff([state.stats.accepted for state in states], axis=0)
     for row in accepted.T:

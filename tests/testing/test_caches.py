@@ -13,7 +13,7 @@ from specjax.drafts import Model
 from specjax.models.transformer import Transformer
 from specjax.testing import CacheMismatchError, check_caches, perturbed
 from tests.drafts.test_model import Recurrent
-from specjax.testing import perturbed
+from tests.tiny_llama import CONFIG
 
 BATCH, WIDTH = 4, 8
 TARGET = Transformer(CONFIG, rngs=nnx.Rngs(0))
