@@ -244,6 +244,6 @@ def _audit_widths(subject: Subject, stage: str, plain: GenerateResult, narrow: G
 def _shape_noise(subject: Subject, texts: np.ndarray, logits: np.ndarray, lengths: np.ndarray) -> float:
     """By how much logits of a whole pass differ from those of one token after a cached text."""
     decoder: Decoder = subject.decoder(NoDraft(), max_new_tokens=1, capacity=texts.shape[1] + 1)
-    state = decoder.start(texts, lengths, sampling=GREEDY, stop=subject.stop)
+    state = decoder.start(texts, lengths, sampling=GREEDY)
     narrow = np.asarray(decoder.score(state).raw)[:, 0]
     return float(np.abs(narrow - logits).max())

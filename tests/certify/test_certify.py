@@ -218,15 +218,35 @@ def command(monkeypatch, capsys):
     return command
 
 
-def test_the_command_writes_its_files(command, tmp_path):
+@pytest.mark.slow
+def test_the_command_certifies_a_pair(command, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "hello"}\n{"prompt": "a b a b"}\n')
-    files = ("--json", tmp_path / "out.json", "--figure", tmp_path / "out.png")
-    code, err = command("--jsonl", prompts, "--draft", "small", *files)
+    code, err = command("--jsonl", prompts, "--draft", "ngram", "--draft", "small")
     assert code == 0
     assert "certified" in err
-    assert json.loads((tmp_path / "out.json").read_text())["settings"]["drafts"] == ["small"]
+
+
+def test_the_command_writes_its_files(command, certificate, monkeypatch, tmp_path):
+    given = {}
+
+    def certify(target, prompts, drafts, **settings):
+        given.update(prompts=prompts, drafts=drafts, **settings)
+        return certificate
+
+    monkeypatch.setattr(run, "certify", certify)
+    files = ("--json", tmp_path / "out.json", "--figure", tmp_path / "out.png")
+    code, err = command(
+        "hello", "--draft", "ngram", "--draft", "self", "--draft", "small", "--stages", *files
+    )
+    assert code == 0
+    assert "certified" in err
+    assert json.loads((tmp_path / "out.json").read_text())["passed"] is True
     assert (tmp_path / "out.png").exists()
+    assert list(given["drafts"]) == ["ngram", "self", "small"]
+    assert given["prompts"] == [tiny_lm().encode_chat("hello")]
+    assert given["stages"]
+    assert (given["config"].gamma, given["effort"].draws, given["sampling"].temperature) == (2, 256, 1.0)
 
 
 def test_the_command_fails_when_a_check_does(command, monkeypatch):
