@@ -131,7 +131,7 @@ def _score(
         hidden, _, pending = target(tokens[:, :width], positions[:, :width], state.cache)
         raw = target.logits(hidden)
         chex.assert_shape(raw, (tokens.shape[0], width, program.vocab_size))
-        # Half precision would make ties, of logits and of noise, and the law drawn from is not the one reported.
+        # In half precision logits and noise tie, and what is drawn has not the law that is reported.
         raw = raw.astype(compute_dtype(raw.dtype))
         return jnp.pad(raw, ((0, 0), (0, program.gamma + 1 - width), (0, 0))), pending
 

@@ -11,7 +11,9 @@ from flax import nnx
 
 import specjax
 from specjax.drafts import Model, Ngram
+from specjax.models.transformer import Transformer
 from specjax.testing import TableLM, count_compiles
+from tests.tiny_llama import CONFIG as LLAMA
 
 VOCAB, BATCH, WIDTH, NEW = 12, 4, 8, 16
 TARGET = TableLM.random(VOCAB, seed=0)
@@ -197,6 +199,19 @@ def test_calls_leave_nothing_behind():
     with count_compiles() as compiles:
         assert [use(seed) for seed in range(2, 8)] == [arrays] * 6
     assert compiles.count == 0
+
+
+@pytest.mark.slow
+def test_memory_of_a_round_grows_with_gamma_as_its_logits_do():
+    """A few arrays of B (gamma + 1) V numbers at a time: logits, the laws of target and draft, residuals."""
+    vocab_size, gamma = 4096, 8
+    shape = dataclasses.replace(LLAMA, vocab_size=vocab_size, num_layers=1)
+    target, draft = (Transformer(shape, rngs=nnx.Rngs(seed)) for seed in range(2))
+    decoder = specjax.Decoder(target, Model(draft), dataclasses.replace(CONFIG, gamma=gamma))
+    state = jax.eval_shape(lambda: decoder.start(*prompts()))
+    run = decoder._compiled_for(state).run.lower(decoder._weights, state, np.int32(1))
+    logits = 4 * BATCH * (gamma + 1) * vocab_size
+    assert run.compile().memory_analysis().temp_size_in_bytes < 7 * logits
 
 
 def test_extending_beyond_the_capacity_is_refused():

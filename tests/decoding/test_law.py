@@ -10,7 +10,7 @@ from specjax.drafts import Model, Ngram, NoDraft
 from specjax.sampling import Automaton
 from specjax.testing.table_lm import TableLM, sequence_law
 from specjax.verify import Rule, token
-from tests.reference import table_log_law
+from tests.reference import softmax, table_log_law
 
 SAMPLES = 131_072
 TOKENS = 3
@@ -158,17 +158,24 @@ def test_a_self_draft_is_always_accepted(rule):
         np.testing.assert_array_equal(out.stats.accepted, out.stats.drafted)
 
 
-def test_acceptance_is_what_the_laws_have_in_common():
-    """A draft token is accepted with probability sum_x min(p, q) = 1 - TV, at each slot after those before it."""
-    settings, samples = {"temperature": 1.0}, 30_000
-    _, out = draw(Model(DRAFT), 2, settings, samples=samples)
+@pytest.mark.parametrize(
+    "vocab_size", (VOCAB - 2, *(pytest.param(size, marks=pytest.mark.slow) for size in (VOCAB, VOCAB + 2)))
+)
+def test_acceptance_is_what_the_laws_have_in_common(vocab_size):
+    """A draft token that follows accepted ones is accepted with probability sum_x min(p, q) = 1 - TV.
+
+    Ids that the draft lacks have q = 0 and keep their place in the text; the draft, which reads its last id
+    for them, renormalises without the ids that only it has.
+    """
+    settings, samples, draft = {"temperature": 1.0}, 30_000, TableLM.random(vocab_size, seed=1)
+    outcomes, out = draw(Model(draft), 2, settings, samples=samples)
+    assert p_value(outcomes, settings) > LEVEL
 
     def common(text):
-        p, q = (
-            np.exp(table_log_law(np.asarray(model.table[...]), settings, PROMPT)(text))
-            for model in (TARGET, DRAFT)
-        )
-        return np.minimum(p, q)
+        p = np.exp(table_log_law(np.asarray(TARGET.table[...]), settings, PROMPT)(text))
+        seen = np.minimum(text[-2:], vocab_size - 1)
+        q = softmax(np.asarray(draft.table[...], np.float64)[tuple(seen)][:VOCAB])
+        return np.minimum(p, np.pad(q, (0, max(VOCAB - vocab_size, 0))))
 
     # A rejection at the first slot leaves a budget of two tokens, and with it one more draft token.
     stayed = np.asarray(out.stats.drafted) == 2
@@ -179,15 +186,6 @@ def test_acceptance_is_what_the_laws_have_in_common():
     second = first @ [common((*PROMPT, token)).sum() for token in range(VOCAB)] / first.sum()
     for found, of, expected in ((stayed.sum(), samples, first.sum()), (both.sum(), stayed.sum(), second)):
         assert stats.binomtest(int(found), int(of), expected).pvalue > LEVEL
-
-
-@pytest.mark.parametrize("vocab_size", (VOCAB - 2, pytest.param(VOCAB + 2, marks=pytest.mark.slow)))
-def test_a_draft_of_another_vocabulary_keeps_the_law(vocab_size):
-    """Two of the target's ids are never drafted, and two of the draft's never emitted."""
-    settings = {"temperature": 1.0, **FILTERS["frequency"]}
-    outcomes, out = draw(Model(TableLM.random(vocab_size, seed=1)), 2, settings, samples=30_000)
-    assert p_value(outcomes, settings) > LEVEL
-    assert 0 < np.sum(out.stats.accepted) < np.sum(out.stats.drafted)
 
 
 def test_rows_keep_their_own_law_under_a_draft_with_other_settings():
@@ -340,8 +338,13 @@ def test_models_that_answer_in_half_precision_keep_the_law():
         config=specjax.DecodeConfig(max_new_tokens=2, gamma=1),
         sampling=specjax.Sampling(temperature=1.0),
     )
+<<<<<<< ours
     np.testing.assert_array_equal(
         out.stats.accepted, 1
     )  # so the first token is the draft's, the second a bonus
+=======
+    # So the first token is the draft's own, and the second a bonus token.
+    np.testing.assert_array_equal(out.stats.accepted, 1)
+>>>>>>> theirs
     for tokens in np.asarray(out.tokens).T:
         assert stats.chisquare(np.bincount(tokens, minlength=64)).pvalue > LEVEL

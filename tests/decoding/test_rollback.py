@@ -1,4 +1,6 @@
-"""Rollback: after every round both caches hold what a fresh pass over the text holds, whatever was rejected."""
+"""Rollback: whatever a round rejects, both caches hold what a fresh pass over the text holds."""
+
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -44,9 +46,9 @@ def assert_same_cache(cache, lengths, expected):
             np.testing.assert_allclose(found[row, :, :length], fresh[row, :, :length], atol=2e-5)
 
 
-# Where the length is a multiple of the period, the first proposal comes from position 6 of the cycle and is wrong:
-# one token. Then a right and a wrong one: two tokens. Then three right ones and the bonus token, which makes seven.
-# And in the other order, 1 + 4 + 2.
+# Where the length is a multiple of the period, the first proposal comes from position 6 of the cycle, and is
+# wrong: one token. Then a right and a wrong one: two tokens. Then three right ones and the bonus token, which
+# makes seven. And in the other order, 1 + 4 + 2.
 @pytest.mark.parametrize("wrong, cycle", (((6, 1), [0, 1, 3]), ((6, 5), [0, 3, 1])))
 def test_caches_after_nothing_a_part_and_all_of_a_draft(wrong, cycle):
     decoder = specjax.Decoder(
@@ -59,7 +61,7 @@ def test_caches_after_nothing_a_part_and_all_of_a_draft(wrong, cycle):
     for state in states:
         assert_same_cache(state.cache, state.cached_length, expected)
         assert_same_cache(state.draft.cache, state.draft.length, expected)
-    for old, new in zip(states, states[1:], strict=False):
+    for old, new in itertools.pairwise(states):
         # The draft lacks the last token, and after full acceptance the last draft token, which was never fed.
         all_accepted = new.stats.accepted - old.stats.accepted == GAMMA
         np.testing.assert_array_equal(

@@ -18,7 +18,7 @@ STOP = specjax.Stop(eos_ids=[[], [6], [], [5], [], []], max_new_tokens=[NEW, NEW
 
 
 def trace(decoder):
-    """For each round (running bool[B], live int[B], drafted int[B, G], block of each row), and the results."""
+    """For each round (running bool[B], live int[B], drafted int[B, G], blocks of all rows); the results."""
     state = decoder.start(PROMPTS, LENGTHS, sampling=SAMPLING, stop=STOP)
     rounds, results = [], [decoder.result(state)]
     while np.any(state.running):
@@ -38,7 +38,7 @@ def trace(decoder):
     ids=("widths", "model"),
 )
 def test_statistics_are_what_a_recount_of_every_round_says(draft, widths):
-    # Under the token rule a replacement is never the token that was rejected, so texts tell what was accepted.
+    # Under the token rule a replacement is never the rejected token, so that texts tell what was accepted.
     config = specjax.DecodeConfig(max_new_tokens=NEW, gamma=GAMMA, verify_widths=widths, rule="token")
     rounds, results = trace(specjax.Decoder(TARGET, draft, config))
     counts = {name: np.zeros(BATCH, int) for name in ("rounds", "emitted", "drafted", "accepted")}

@@ -7,7 +7,6 @@ from flax import nnx
 
 import specjax
 from specjax.drafts import Model, NoDraft
-from specjax.testing import TableLM
 
 VOCAB, BATCH, NEW = 11, 3, 40
 
@@ -75,27 +74,3 @@ def test_a_failing_target_ends_its_rows_where_plain_decoding_does():
     np.testing.assert_array_equal(out.finish_reasons, plain.finish_reasons)
     np.testing.assert_array_equal(out.tokens, plain.tokens)
     np.testing.assert_array_equal(out.lengths, plain.lengths)
-
-
-def test_a_prompt_beyond_the_drafts_context_is_decoded_without_it():
-    class Short(TableLM):
-        """The target itself, which knows nothing from its fourth position on."""
-
-        context_length = 3
-
-        def __call__(self, tokens, positions, cache, *, taps=()):
-            hidden, tapped, pending = super().__call__(tokens, positions, cache, taps=taps)
-            return jnp.where((positions < self.context_length)[..., None], hidden, jnp.nan), tapped, pending
-
-    target = TableLM.random(VOCAB, seed=0)
-    table = np.asarray(target.table[...])
-    out = run(target, Model(Short(table)))
-    for row, (prompt, length) in enumerate(zip(PROMPTS, LENGTHS, strict=True)):
-        text = [0, *prompt[:length].tolist()]
-        for _ in range(NEW):
-            text.append(int(np.argmax(table[text[-2], text[-1]])))
-        np.testing.assert_array_equal(out.tokens[row], text[length + 1 :])
-    # Its third position predicts the fourth token. A prompt of four gets no proposals, shorter ones get theirs.
-    np.testing.assert_array_equal(out.stats.drafted, [0, 2, 3])
-    np.testing.assert_array_equal(out.stats.accepted, out.stats.drafted)
-    np.testing.assert_array_equal(out.stats.draft_failures, 0)
