@@ -338,13 +338,7 @@ def test_models_that_answer_in_half_precision_keep_the_law():
         config=specjax.DecodeConfig(max_new_tokens=2, gamma=1),
         sampling=specjax.Sampling(temperature=1.0),
     )
-<<<<<<< ours
-    np.testing.assert_array_equal(
-        out.stats.accepted, 1
-    )  # so the first token is the draft's, the second a bonus
-=======
     # So the first token is the draft's own, and the second a bonus token.
     np.testing.assert_array_equal(out.stats.accepted, 1)
->>>>>>> theirs
     for tokens in np.asarray(out.tokens).T:
         assert stats.chisquare(np.bincount(tokens, minlength=64)).pvalue > LEVEL

@@ -188,16 +188,8 @@ def test_states_are_those_of_the_text_after_every_round():
             assert np.asarray(state.tokens)[row, 3 : state.length[row]].tolist() == output
             assert automaton[row] == state_of(output)
             np.testing.assert_array_equal(penalties.in_output[row], np.bincount(output, minlength=vocab_size))
-<<<<<<< ours
-            assert (recent[row, -1], seen.length[row], generated[row]) == (
-                output[-1],
-                3 + len(output),
-                len(output),
-            )
-=======
             assert recent[row, -1] == output[-1]
             assert generated[row] == seen.length[row] - 3 == len(output)
->>>>>>> theirs
     accepted = np.asarray(state.stats.accepted_at) > 0
     np.testing.assert_array_equal(accepted, np.arange(gamma) < rows[:, None])
 
