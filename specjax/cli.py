@@ -227,7 +227,7 @@ class Certify(_Decoding):
     noise in its weights), or a model with the same tokenizer."""
     temperature: float = 1.0
     """Of the sampled checks, above 0. Greedy texts are checked in any case."""
-    max_new_tokens: int = 48
+    max_new_tokens: int = 64
     """Tokens of each compared text at most."""
     count: int = 4
     """Prompts that are used, the shortest first."""

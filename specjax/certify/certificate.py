@@ -31,6 +31,9 @@ class Check:
     found: str
     values: dict[str, Any] = dataclasses.field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "passed", bool(self.passed))  # NumPy's cannot be written as JSON
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Certificate:

@@ -33,7 +33,6 @@ class Effort:
     Attributes:
         contexts: real contexts for each draft, and `draws` of the rule in each.
         samples: of whole texts for each prompt, and how many tokens of them.
-        drift_tokens: length of the self-draft's text.
         level: probability of a false alarm in one test.
     """
 
@@ -41,7 +40,6 @@ class Effort:
     draws: int = 2048
     samples: int = 128
     sample_tokens: int = 6
-    drift_tokens: int = 200
     level: float = 1e-6
 
 
@@ -150,10 +148,7 @@ def _plan(subject: Subject, drafts: Mapping[str, Draft], effort: Effort) -> dict
         GREEDY_STAGE: [
             ("texts of all prompts", lambda: check_greedy(subject, drafts, stage=GREEDY_STAGE)),
             ("logits of verified rows", lambda: check_rows(subject, drafts, stage=GREEDY_STAGE)),
-            (
-                "a long text of a self-draft",
-                lambda: check_drift(subject, stage=GREEDY_STAGE, new_tokens=effort.drift_tokens),
-            ),
+            ("texts of a self-draft", lambda: check_drift(subject, stage=GREEDY_STAGE)),
         ],
         LAW: [
             *((f"the rule's law, draft {name}", lambda name=name: laws(name)) for name in drafts),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+from flax import nnx
 
 from specjax.drafts.protocol import Carry, Proposal
 
@@ -13,20 +14,20 @@ class Stateless:
     """A draft that looks only at the committed text."""
 
     @property
-    def module(self) -> None:
+    def module(self) -> nnx.Module | None:
         return None
 
     def without_module(self) -> Any:
         return self
 
-    def init(self, module: None, batch: int, capacity: int) -> Carry:
+    def init(self, module: Any, batch: int, capacity: int) -> Carry:
         return ()
 
-    def prefill(self, module: None, carry: Carry, tokens: jax.Array, length: jax.Array, chunk: int) -> Carry:
+    def prefill(self, module: Any, carry: Carry, tokens: jax.Array, length: jax.Array, chunk: int) -> Carry:
         return carry
 
     def commit(
-        self, module: None, carry: Carry, proposal: Proposal, accepted: jax.Array, new_length: jax.Array
+        self, module: Any, carry: Carry, proposal: Proposal, accepted: jax.Array, new_length: jax.Array
     ) -> Carry:
         return carry
 

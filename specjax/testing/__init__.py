@@ -1,16 +1,22 @@
 """Tools for tests of one's own models, drafts and rules."""
 
+from specjax.testing.caches import CacheMismatchError, check_caches
 from specjax.testing.check_model import ModelContractError, check_model
 from specjax.testing.compiles import CompileCount, count_compiles
 from specjax.testing.enumeration import RuleOutcome, enumerate_rule, exact_law, total_variation
+from specjax.testing.faults import FromLogits, Oracle
 from specjax.testing.perturbed import perturbed
 from specjax.testing.table_lm import TableLM, sequence_law
 
 __all__ = [
+    "CacheMismatchError",
     "CompileCount",
+    "FromLogits",
     "ModelContractError",
+    "Oracle",
     "RuleOutcome",
     "TableLM",
+    "check_caches",
     "check_model",
     "count_compiles",
     "enumerate_rule",

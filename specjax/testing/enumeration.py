@@ -60,7 +60,7 @@ def enumerate_rule(
         point_mass: the draft proposes with these probabilities but hands the rule no `log_q`.
 
     Raises:
-        ValueError: gamma is less than 1.
+        ValueError: gamma is less than 1, or a law is none: it has a negative value, or its sum is not 1.
     """
     if gamma < 1:
         raise ValueError(f"gamma is {gamma}; expected at least 1")
@@ -70,6 +70,13 @@ def enumerate_rule(
         np.array([[law(drafted[:slot]) for slot in range(stop)] for drafted in drafts])
         for law, stop in ((target, gamma + 1), (draft, gamma))
     )
+    for name, laws in (("target", p), ("draft", q)):
+        bad = np.argwhere((laws < 0).any(axis=-1) | ~np.isclose(laws.sum(axis=-1), 1, rtol=0, atol=1e-9))
+        if len(bad):
+            index, slot = bad[0]
+            raise ValueError(
+                f"{name}({drafts[index][:slot]}) is {laws[index, slot]}; expected a law, of sum 1"
+            )
     weights = np.prod(np.take_along_axis(q, np.array(drafts)[..., None], axis=-1)[..., 0], axis=-1)
     counts = np.array([gamma if live is None else live(drafted) for drafted in drafts])
     passes = np.array(list(itertools.product((False, True), repeat=gamma)))

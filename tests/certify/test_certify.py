@@ -28,7 +28,7 @@ DRAFT = Model(TableLM.random(VOCAB, seed=1))
 PROMPTS = [[1, 2, 3, 1, 2], [4, 0], [5, 5, 7]]
 CONFIG = specjax.DecodeConfig(max_new_tokens=24, gamma=GAMMA)
 SAMPLING = specjax.Sampling(temperature=1.0, top_p=0.95)
-EFFORT = Effort(contexts=6, draws=2048, samples=48, sample_tokens=4, drift_tokens=60)
+EFFORT = Effort(contexts=6, draws=2048, samples=48, sample_tokens=4)
 
 
 def subject(**changes):
@@ -144,7 +144,7 @@ def test_a_hole_in_the_drafts_cache_is_reported(monkeypatch, fresh_programs):
         return dataclasses.replace(carry, length=jnp.where(new_length > 90, new_length - 1, carry.length))
 
     monkeypatch.setattr(Model, "commit", skip_one)
-    assert failed(check_drift(subject(), stage="greedy", new_tokens=300))
+    assert failed(check_drift(subject(max_new_tokens=200), stage="greedy"))
 
 
 def test_samples_of_another_law_are_reported(monkeypatch, fresh_programs):
@@ -218,15 +218,35 @@ def command(monkeypatch, capsys):
     return command
 
 
-def test_the_command_writes_its_files(command, tmp_path):
+@pytest.mark.slow
+def test_the_command_certifies_a_pair(command, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "hello"}\n{"prompt": "a b a b"}\n')
-    files = ("--json", tmp_path / "out.json", "--figure", tmp_path / "out.png")
-    code, err = command("--jsonl", prompts, "--draft", "small", *files)
+    code, err = command("--jsonl", prompts, "--draft", "ngram", "--draft", "small")
     assert code == 0
     assert "certified" in err
-    assert json.loads((tmp_path / "out.json").read_text())["settings"]["drafts"] == ["small"]
+
+
+def test_the_command_writes_its_files(command, certificate, monkeypatch, tmp_path):
+    given = {}
+
+    def certify(target, prompts, drafts, **settings):
+        given.update(prompts=prompts, drafts=drafts, **settings)
+        return certificate
+
+    monkeypatch.setattr(run, "certify", certify)
+    files = ("--json", tmp_path / "out.json", "--figure", tmp_path / "out.png")
+    code, err = command(
+        "hello", "--draft", "ngram", "--draft", "self", "--draft", "small", "--stages", *files
+    )
+    assert code == 0
+    assert "certified" in err
+    assert json.loads((tmp_path / "out.json").read_text())["passed"] is True
     assert (tmp_path / "out.png").exists()
+    assert list(given["drafts"]) == ["ngram", "self", "small"]
+    assert given["prompts"] == [tiny_lm().encode_chat("hello")]
+    assert given["stages"]
+    assert (given["config"].gamma, given["effort"].draws, given["sampling"].temperature) == (2, 256, 1.0)
 
 
 def test_the_command_fails_when_a_check_does(command, monkeypatch):

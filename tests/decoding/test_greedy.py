@@ -11,8 +11,7 @@ import specjax
 from specjax.decoding.invariants import Violation
 from specjax.drafts import Model, Ngram, NoDraft
 from specjax.models.transformer import Transformer
-from specjax.testing import perturbed
-from tests.scripted import Scripted
+from specjax.testing import Oracle, perturbed
 from tests.tiny_llama import CONFIG
 
 
@@ -88,7 +87,7 @@ def test_every_pattern_of_acceptance_gives_the_same_text():
     lengths = prompts()[1]
     for shift in range(5):
         wrong_at = (np.arange(BATCH) + shift) % 5
-        out = run(Scripted.of(plain.tokens, lengths, wrong_at), 4)
+        out = run(Oracle.of(plain.tokens, lengths, wrong_at), 4)
         np.testing.assert_array_equal(out.tokens, plain.tokens)
         # Slots before the wrong one are accepted, none from there on.
         accepted = np.asarray(out.stats.accepted_at) > 0
@@ -208,7 +207,7 @@ def test_target_logits_that_are_not_finite_end_that_row_alone_and_keep_its_text(
 
     failing = Failing(CONFIG, rngs=nnx.Rngs(0))
     config = specjax.DecodeConfig(max_new_tokens=NEW, gamma=4, debug=True)
-    for draft in (NoDraft(width=4), Scripted.of(plain, lengths, np.full(BATCH, 4))):
+    for draft in (NoDraft(width=4), Oracle.of(plain, lengths, np.full(BATCH, 4))):
         out = specjax.generate(failing, *prompts(), draft=draft, config=config)
         assert out.finish_reasons[row] == specjax.FinishReason.ERROR
         kept = int(out.lengths[row])

@@ -7,6 +7,7 @@ from scipy import stats
 
 import specjax
 from specjax.drafts import Model, Ngram, NoDraft
+from specjax.sampling import Automaton
 from specjax.testing.table_lm import TableLM, sequence_law
 from specjax.verify import Rule, token
 from tests.reference import softmax, table_log_law
@@ -41,7 +42,9 @@ FILTERS = {
 }
 
 
-def draw(draft, gamma, sampling, draft_sampling=None, *, samples=SAMPLES, ragged=False, **config):
+def draw(
+    draft, gamma, sampling, draft_sampling=None, *, samples=SAMPLES, ragged=False, processors=(), **config
+):
     """Outcomes int[samples]: the index of each row's tokens among all continuations."""
     config = {"max_new_tokens": TOKENS, "rule": "token"} | config
     prompts = np.tile(np.array(PROMPT, np.int32), (samples, 1))
@@ -58,15 +61,17 @@ def draw(draft, gamma, sampling, draft_sampling=None, *, samples=SAMPLES, ragged
         config=specjax.DecodeConfig(gamma=gamma, **config),
         sampling=specjax.Sampling(seed=gamma, **sampling),
         draft_sampling=draft_sampling and specjax.Sampling(**draft_sampling),
+        processors=processors,
     )
     assert not np.any(out.violations)
     tokens = np.asarray(out.tokens)
     return tokens @ VOCAB ** np.arange(tokens.shape[1] - 1, -1, -1), out
 
 
-def p_value(outcomes, settings, tokens=TOKENS):
+def p_value(outcomes, settings, tokens=TOKENS, constraint=None):
     """Of a chi-square test of the outcomes against the closed form; 0 where the impossible happened."""
-    law = sequence_law(table_log_law(np.asarray(TARGET.table[...]), settings, PROMPT), PROMPT, tokens)
+    law = table_log_law(np.asarray(TARGET.table[...]), settings, PROMPT)
+    law = sequence_law(constraint(law) if constraint else law, PROMPT, tokens)
     counts = np.bincount(outcomes, minlength=law.size)
     if counts[law == 0].any():
         return 0.0
@@ -100,20 +105,49 @@ def test_other_drafts_keep_the_law(draft, widths):
     assert p_value(outcomes, settings) > LEVEL
 
 
-@pytest.mark.parametrize(
-    "settings",
-    (pytest.param({}, marks=pytest.mark.slow), FILTERS["frequency"]),
-    ids=("none", "frequency"),
-)
-@pytest.mark.parametrize("gamma", (3, *(pytest.param(g, marks=pytest.mark.slow) for g in (1, 2, 4))))
-@pytest.mark.parametrize("rule", ("token", "block", "coupled"))
-def test_every_rule_keeps_the_law_of_longer_texts(rule, gamma, settings):
+# Which tokens may follow, by state, and the next state. Every state has a way on.
+TRANSITIONS = np.array([[1, -1, 2, 1, -1], [-1, 0, 2, -1, 0], [2, 1, -1, 2, 1]])
+
+
+def constrained(law):
+    """The law of texts that the automaton of `TRANSITIONS` accepts."""
+
+    def masked(text):
+        state = 0
+        for chosen in text[len(PROMPT) :]:
+            state = TRANSITIONS[state, chosen] if state >= 0 else -1
+        if state < 0:
+            return np.full(VOCAB, -np.inf)
+        log_p = np.where(TRANSITIONS[state] >= 0, law(text), -np.inf)
+        return log_p - np.log(np.exp(log_p).sum())
+
+    return masked
+
+
+LONG_TEXTS = [
+    pytest.param(rule, gamma, kind, marks=() if (gamma, kind) == (3, "frequency") else pytest.mark.slow)
+    for rule in ("token", "block", "coupled")
+    for gamma in (1, 2, 3, 4)
+    for kind in ("none", "frequency", "automaton")
+    if (rule, gamma, kind) != ("block", 3, "automaton")
+]
+
+
+@pytest.mark.parametrize("rule, gamma, kind", [*LONG_TEXTS, ("block", 3, "automaton")])
+def test_every_rule_keeps_the_law_of_longer_texts(rule, gamma, kind):
     """Four tokens take several rounds: cache, rollback and budget are part of what is tested."""
-    settings = {"temperature": 1.0} | settings
+    settings = {"temperature": 1.0} | FILTERS.get(kind, {})
     outcomes, out = draw(
-        Model(DRAFT), gamma, settings, samples=400_000, ragged=True, rule=rule, max_new_tokens=4
+        Model(DRAFT),
+        gamma,
+        settings,
+        samples=400_000,
+        ragged=True,
+        processors=(Automaton.of_transitions(TRANSITIONS),) if kind == "automaton" else (),
+        rule=rule,
+        max_new_tokens=4,
     )
-    assert p_value(outcomes, settings, tokens=4) > 1e-6
+    assert p_value(outcomes, settings, 4, constrained if kind == "automaton" else None) > 1e-6
     assert 0 < np.sum(out.stats.accepted) < np.sum(out.stats.drafted)
 
 
@@ -194,7 +228,9 @@ def test_a_target_that_breaks_down_midway_keeps_the_law_of_what_came_before(rule
     """After token 2 the logits are NaN: rows end there with an error, as often as plain decoding would."""
     table, drafts = np.array(TARGET.table[...]), np.array(DRAFT.table[...])
     table[:, 2] = np.nan
-    drafts[:, :, 2] += 2.5  # proposed more often than it should be, so that it must be rejected at times
+    drafts[:, :, 2] += 4.0  # proposed more often than it should be, so that it must be rejected at times
+    p, q = (np.exp(table_log_law(t, {"temperature": 1.0}, PROMPT)(PROMPT)) for t in (table, drafts))
+    assert q[2] > p[2]
     out = specjax.generate(
         TableLM(table),
         np.tile(np.array(PROMPT, np.int32), (SAMPLES, 1)),
@@ -266,7 +302,10 @@ def test_broken_rules_are_rejected(broken, monkeypatch):
 
 @pytest.mark.parametrize("rule", ("token", "block"))
 def test_a_token_behind_which_the_target_breaks_down_keeps_its_probability(rule):
-    """The draft proposes token 0 far too often, and nothing can be drawn after it."""
+    """The draft proposes token 0 far too often, and nothing can be drawn after it.
+
+    The first round has three live tokens: token 0 is met as the last of them, and with one and two behind it.
+    """
     p, q = np.array([0.1, 0.6, 0.3], np.float32), np.array([0.8, 0.1, 0.1], np.float32)
     target, draft = (np.tile(np.log(law), (3, 3, 1)) for law in (p, q))
     target[:, 0] = np.nan
@@ -276,7 +315,7 @@ def test_a_token_behind_which_the_target_breaks_down_keeps_its_probability(rule)
         np.ones((samples, 2), np.int32),
         np.full(samples, 2),
         draft=Model(TableLM(draft)),
-        config=specjax.DecodeConfig(max_new_tokens=TOKENS, gamma=3, rule=rule),
+        config=specjax.DecodeConfig(max_new_tokens=4, gamma=3, rule=rule),
         sampling=specjax.Sampling(temperature=1.0),
     )
     assert (

@@ -6,13 +6,13 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.scripted import Scripted
 
 import specjax
 from specjax.drafts import Model, Ngram
 from specjax.sampling import Automaton
 from specjax.testing import TableLM, count_compiles
 from tests import reference
-from tests.scripted import Scripted
 
 VOCAB, NEW = 7, 24
 # Strong values; the longest texts keep clear of a state in which every token is banned.

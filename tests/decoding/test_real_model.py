@@ -1,6 +1,7 @@
-"""Greedy float32 text of the default model: the same with every draft, bit for bit at equal shapes."""
+"""Float32 text of the default model, greedy and coupled: the same bits with every draft at equal shapes."""
 
 import dataclasses
+import functools
 import json
 
 import jax
@@ -13,9 +14,10 @@ import specjax
 from specjax.drafts import Model, Ngram, NoDraft
 from specjax.models import ModelConfig, Transformer
 from specjax.models.feed import feed
+from specjax.sampling import Noise
 from specjax.testing import perturbed
 
-NEW = 64
+NEW, TOP_P, SEED = 64, 0.95, 5
 NEAR_TIE = 1e-3  # logits of one text in two float32 shapes differ by some 1e-5; a fault differs by whole nats
 
 
@@ -54,16 +56,36 @@ def draft_of(name, model):
     }[name]()
 
 
-def margin(model, text, left, right):
-    """How far apart the logits of two tokens are after a text."""
+def logits_after(model, text):
+    """Logits float64[V] of the next token, by teacher forcing."""
     tokens = jnp.asarray([text], jnp.int32)
     stop = jnp.array([len(text) - 1])
     cache = feed(
         model, model.init_cache(1, len(text) + 128), tokens, start=jnp.array([0]), stop=stop, chunk=128
     )
     hidden, _, _ = model(tokens[:, -1:], stop[:, None], cache)
-    logits = model.logits(hidden)[0, 0]
-    return abs(float(logits[left] - logits[right]))
+    return np.asarray(model.logits(hidden)[0, 0], np.float64)
+
+
+def greedy_margin(model, text, left, right):
+    """How far apart the logits of two tokens are after a text."""
+    logits = logits_after(model, text)
+    return abs(logits[left] - logits[right])
+
+
+def coupled_margin(model, text, left, right, *, seed, temperature, top_p):
+    """By how much the law would have to move for the other token to be drawn with the same noise.
+
+    In nats, as the perturbed log-probabilities of the two differ, or, for a token at the border of the
+    nucleus, as the probability above it differs from top-p.
+    """
+    logits = logits_after(model, text) / temperature
+    law = np.exp(logits - logits.max())
+    law /= law.sum()
+    noise = Noise.of_round(jnp.uint32(seed), jnp.int32(0), jnp.int32(len(text)), shared=True)
+    gumbel = np.asarray(noise.position_gumbel(0, len(law), jnp.float32), np.float64)
+    borders = [abs(law[law > law[token]].sum() - top_p) for token in (left, right)]
+    return min(*borders, abs(logits[left] + gumbel[left] - logits[right] - gumbel[right]))
 
 
 @pytest.fixture(scope="module")
@@ -71,35 +93,62 @@ def plain_texts(smollm2):
     """Results of plain decoding, by batches, batch size and width: all drafts are compared with the same."""
     results = {}
 
-    def decode(prompts, batch, width):
-        key = (len(prompts), batch, width)
+    def decode(prompts, batch, width, sampling):
+        key = (len(prompts), batch, width, sampling)
         if key not in results:
-            results[key] = decode_all(smollm2, NoDraft(width=width), width, prompts, batch)
+            results[key] = decode_all(smollm2, NoDraft(width=width), width, prompts, batch, sampling)
         return results[key]
 
     return decode
 
 
-def decode_all(lm, draft, gamma, prompts, batch):
-    decoder = specjax.Decoder(lm.model, draft, specjax.DecodeConfig(max_new_tokens=NEW, gamma=gamma))
-    return [jax.device_get(decoder.generate(*arrays)) for arrays in batches(prompts, batch)]
+def decode_all(lm, draft, gamma, prompts, batch, sampling=None):
+    config = specjax.DecodeConfig(max_new_tokens=NEW, gamma=gamma, rule="coupled")
+    decoder = specjax.Decoder(lm.model, draft, config)
+    return [
+        jax.device_get(decoder.generate(*arrays, sampling=sampling and sampling(batch)))
+        for arrays in batches(prompts, batch)
+    ]
 
 
 def test_greedy_text_of_real_prompts(smollm2, prompt_file, plain_texts):
-    check_greedy(smollm2, chat_ids(smollm2, prompt_file, 4), plain_texts, "ngram", gamma=4, batch=4)
+    check_texts(smollm2, chat_ids(smollm2, prompt_file, 4), plain_texts, "ngram", gamma=4, batch=4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("draft", ("ngram", "perturbed", "layers"))
-@pytest.mark.parametrize("gamma", (1, 2, 4, 8))
-@pytest.mark.parametrize("batch", (1, 8))
+def coupled_sampling(batch):
+    """Temperatures from 0.5 to 1.5 with top-p."""
+    temperature = np.linspace(0.5, 1.5, batch) if batch > 1 else [1.0]
+    return specjax.Sampling(temperature=temperature, top_p=TOP_P, seed=SEED)
+
+
+EVERY_CELL = (
+    pytest.mark.slow,
+    pytest.mark.parametrize("draft", ("ngram", "perturbed", "layers")),
+    pytest.mark.parametrize("gamma", (1, 2, 4, 8)),
+    pytest.mark.parametrize("batch", (1, 8)),
+)
+
+
+def every_cell(test):
+    return functools.reduce(lambda test, mark: mark(test), reversed(EVERY_CELL), test)
+
+
+@every_cell
 def test_greedy_text_of_many_prompts(smollm2, prompt_file, plain_texts, draft, gamma, batch):
-    check_greedy(smollm2, chat_ids(smollm2, prompt_file, 20), plain_texts, draft, gamma, batch)
+    check_texts(smollm2, chat_ids(smollm2, prompt_file, 20), plain_texts, draft, gamma, batch)
 
 
-def check_greedy(lm, prompts, plain_texts, draft, gamma, batch):
-    speculative = decode_all(lm, draft_of(draft, lm.model), gamma, prompts, batch)
-    equal_width, fastest = plain_texts(prompts, batch, gamma), plain_texts(prompts, batch, 0)
+@every_cell
+def test_coupled_text_of_many_prompts(smollm2, prompt_file, plain_texts, draft, gamma, batch):
+    prompts = chat_ids(smollm2, prompt_file, 20)
+    check_texts(smollm2, prompts, plain_texts, draft, gamma, batch, coupled_sampling)
+
+
+def check_texts(lm, prompts, plain_texts, draft, gamma, batch, sampling=None):
+    """Equal to plain decoding's at equal width; at width one, that the first difference is a near-tie."""
+    speculative = decode_all(lm, draft_of(draft, lm.model), gamma, prompts, batch, sampling)
+    equal_width, fastest = (plain_texts(prompts, batch, width, sampling) for width in (gamma, 0))
+    settings = sampling and sampling(batch)
     for (tokens, lengths), out, plain, other in zip(
         batches(prompts, batch), speculative, equal_width, fastest, strict=True
     ):
@@ -111,7 +160,13 @@ def check_greedy(lm, prompts, plain_texts, draft, gamma, batch):
             if len(differs):
                 at = differs[0]
                 text = [*tokens[row, : lengths[row]], *other.tokens[row, :at]]
-                assert margin(lm.model, text, other.tokens[row, at], plain.tokens[row, at]) < NEAR_TIE
+                pair = other.tokens[row, at], plain.tokens[row, at]
+                if settings is None:
+                    margin = greedy_margin(lm.model, text, *pair)
+                else:
+                    law = {"temperature": settings.temperature[row], "top_p": TOP_P, "seed": SEED + row}
+                    margin = coupled_margin(lm.model, text, *pair, **law)
+                assert margin < NEAR_TIE
     assert draft == "layers" or any(np.any(out.stats.accepted) for out in speculative)
 
 

@@ -12,8 +12,8 @@ import pytest
 import specjax
 from specjax import FinishReason, Stop
 from specjax.decoding.stop import find_end, to_rows
-from specjax.testing.table_lm import TableLM
-from tests.scripted import Scripted, counting_model, counting_table
+from specjax.testing import Oracle, TableLM
+from tests.counting import counting_model, counting_table
 
 VOCAB, GAMMA, NEW, PAD = 40, 4, 16, 99
 TARGET = counting_model(VOCAB)
@@ -27,7 +27,7 @@ CONFIG = specjax.DecodeConfig(
 
 
 def run(target=TARGET, texts=TEXTS, **stop):
-    draft = Scripted.of(texts, LENGTHS, wrong_at=ROWS)
+    draft = Oracle.of(texts, LENGTHS, wrong_at=ROWS)
     return specjax.generate(
         target, PROMPTS, LENGTHS, draft=draft, config=CONFIG, stop=Stop(**{"eos_ids": []} | stop)
     )
@@ -196,7 +196,7 @@ def test_a_block_that_is_longer_than_the_budget_is_cut():
 
 def test_by_default_the_models_own_eos_ids_end_a_row():
     target = TableLM(counting_table(VOCAB), eos_ids=(12, 30))
-    draft = Scripted.of(TEXTS, LENGTHS, wrong_at=ROWS)
+    draft = Oracle.of(TEXTS, LENGTHS, wrong_at=ROWS)
     out = specjax.generate(target, PROMPTS, LENGTHS, draft=draft, config=CONFIG)
     assert_ends(out, [10, 9, 4, 5, 1], FinishReason.EOS)
 

@@ -14,9 +14,8 @@ from specjax.decoding.loop import run_rounds
 from specjax.decoding.program import Program
 from specjax.drafts import Model, Ngram, NoDraft
 from specjax.models import Transformer
-from specjax.testing import TableLM, count_compiles, perturbed
+from specjax.testing import Oracle, TableLM, count_compiles, perturbed
 from tests.drafts.test_model import Recurrent
-from tests.scripted import Scripted
 from tests.tiny_llama import CONFIG
 
 VOCAB, BATCH, NEW, GAMMA = 12, 4, 40, 8
@@ -65,7 +64,7 @@ class TellsWidth(nnx.Module):
 def test_the_narrowest_width_that_holds_the_longest_proposal_is_scored():
     # A wrong first token each round, so that a round emits one token: the width it was scored with. Budgets
     # cut the proposals of the last rounds: 8 live tokens, ..., 1, none.
-    script = Scripted.of(np.zeros((2, 30)), [1, 1], [99, 99])
+    script = Oracle.of(np.zeros((2, 30)), [1, 1], [99, 99])
     out = specjax.generate(
         TellsWidth(),
         np.zeros((2, 1), np.int32),

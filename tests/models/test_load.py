@@ -16,7 +16,7 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 from tokenizers import models
 
-import specjax.models
+import specjax
 from specjax.models import LanguageModel, default_model, hub, load
 
 
@@ -114,6 +114,33 @@ def test_the_default_model(smollm2_path):
 
 
 # What cannot be loaded.
+
+
+def test_token_texts_add_up_to_the_text(smollm2):
+    texts = smollm2.token_texts()
+    assert len(texts) == smollm2.config.vocab_size
+    text = "The ferry leaves at noon,\n  twice  a week: 3.50 each!"
+    assert "".join(texts[token] for token in smollm2.encode(text)) == text
+    assert all(texts[token] is None for token in smollm2.model.vocabulary.special_ids)
+    # A character of several tokens: none of them is text by itself.
+    assert None in [texts[token] for token in smollm2.encode("\N{SNOWMAN WITHOUT SNOW}")]
+
+
+@pytest.mark.slow
+def test_text_of_the_default_model_matches_a_regular_expression(smollm2):
+    ids = smollm2.encode_chat("Is the sky blue? Why?")
+    pattern = r"(Yes|No), because [a-z ]{10,40}\."
+    automaton = specjax.sampling.Automaton.from_regex(pattern, smollm2.token_texts(), smollm2.model.eos_ids)
+    out = specjax.generate(
+        smollm2.model,
+        np.array([ids]),
+        [len(ids)],
+        draft=specjax.drafts.Ngram(),
+        config=specjax.DecodeConfig(max_new_tokens=48),
+        processors=(automaton,),
+    )
+    assert out.finish_reasons[0] == specjax.FinishReason.EOS
+    assert re.fullmatch(pattern, smollm2.decode(out.tokens[0, : out.lengths[0]]))
 
 
 def test_nonsense_says_what_was_tried(monkeypatch, tmp_path):

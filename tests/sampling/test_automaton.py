@@ -81,7 +81,7 @@ def test_tables_that_make_no_sense_are_refused(transitions, message):
 VOCAB, NEW = 5, 4
 PROMPT = (3, 1, 4, 3, 1)
 TARGET, DRAFT = TableLM.random(VOCAB, seed=0), TableLM.random(VOCAB, seed=1)
-# From each state two or three tokens; one column twice, one state that only another one leads to.
+# One column twice; every state has a way on.
 TRANSITIONS = np.array([[1, -1, 2, 1, -1], [-1, 0, 2, -1, 0], [2, 1, -1, 2, 1]])
 
 

@@ -252,3 +252,20 @@ def test_a_tiny_temperature_takes_the_likeliest_token(temperature):
     law = log_law(rows, jnp.array([[3.0, 40.0, -jnp.inf, -20.0]]))
     assert law[0, 1] == 0
     assert np.all(np.delete(law[0], 1) < -1000)  # NaN is not
+
+
+def test_memory_does_not_hold_a_state_for_each_position():
+    """Logits come and go once more for each position, transposed; counts of tokens stay one for each row."""
+    batch, vocab_size = 4, 8192
+    pipeline = Pipeline()
+    rows = rows_of(Sampling(frequency_penalty=1.0), batch)
+    states = pipeline.init(jnp.zeros((batch, 8), jnp.int32), jnp.full(batch, 3), vocab_size)
+
+    def temporaries(width):
+        logits = jax.ShapeDtypeStruct((batch, width, vocab_size), jnp.float32)
+        drafted = jax.ShapeDtypeStruct((batch, width - 1), jnp.int32)
+        compiled = jax.jit(pipeline.process_block).lower(rows, states, logits, drafted).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    of_a_position = (temporaries(17) - temporaries(5)) / 12
+    assert of_a_position < 2.1 * batch * vocab_size * 4

@@ -201,3 +201,20 @@ def test_coupled_draws_match_as_often_as_the_formula_says():
     matched = np.mean(np.argmax(np.log(p) + gumbel, axis=1) == np.argmax(np.log(q) + gumbel, axis=1))
     expected = sum(1 / sum(max(p[y] / p[x], q[y] / q[x]) for y in range(3)) for x in range(3))
     assert abs(matched - expected) < 4.5 * np.sqrt(expected * (1 - expected) / 100_000)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    (
+        ({"gamma": 0}, "gamma is 0; expected at least 1"),
+        ({"draft": lambda prefix: np.array([0.5, 0.25])}, r"draft\(\(\)\) is \[0.5  0.25\]; expected a law"),
+        (
+            {"target": lambda prefix: np.array([1.5, -0.5])},
+            r"target\(\(\)\) is \[ 1.5 -0.5\]; expected a law",
+        ),
+    ),
+)
+def test_an_enumeration_of_what_is_no_law_is_refused(arguments, message):
+    fair = {"target": lambda prefix: np.array([0.5, 0.5]), "draft": lambda prefix: np.array([0.5, 0.5])}
+    with pytest.raises(ValueError, match=message):
+        enumerate_rule(verify_token, **fair | {"gamma": 1} | arguments)
