@@ -28,6 +28,7 @@ GROUPS = {
                 "test_a_point_mass_is_accepted_with_its_probability_and_replaced_by_another_token",
             ],
             "decoding/test_law.py": ["test_other_drafts_keep_the_law"],
+            "testing/test_faults.py": ["test_sampled_text_has_the_targets_law_whatever_is_proposed"],
         },
         "no residual where the laws are equal, zeros in one of them, nothing in common": {
             "verify/test_rules.py": [
@@ -64,10 +65,12 @@ GROUPS = {
                 "test_a_token_behind_which_the_target_breaks_down_keeps_its_probability",
             ],
             "drafts/test_model.py": ["test_a_recurrent_draft_heals_after_a_failure"],
+            "testing/test_faults.py": ["test_failing_slots_are_not_live_and_those_before_them_are"],
         },
         "a test of the law that no broken rule would fail": {
             "decoding/test_law.py": ["test_broken_rules_are_rejected"],
             "verify/test_rules.py": ["test_the_enumeration_rejects_broken_rules"],
+            "exactness/test_mutants.py": ["test_every_mutant_is_caught_at_every_seed"],
         },
         "the best of several candidates for one position": "One candidate a position: no trees.",
     },
@@ -77,6 +80,7 @@ GROUPS = {
                 "test_speculative_text_equals_plain_text",
                 "test_every_pattern_of_acceptance_gives_the_same_text",
             ],
+            "testing/test_faults.py": ["test_greedy_text_is_the_targets_whatever_is_proposed"],
             "decoding/test_real_model.py": ["test_greedy_text_of_real_prompts"],
             "certify/test_certify.py": ["test_greedy_rows_that_keep_everything_are_reported"],
         },
@@ -219,6 +223,7 @@ GROUPS = {
     "rollback of caches": {
         "a cache that is reset, or cut by too many or too few after a rejection (lablup/mlxcel#1002)": {
             "decoding/test_rollback.py": ["test_caches_after_nothing_a_part_and_all_of_a_draft"],
+            "testing/test_caches.py": ["test_caches_hold_the_text_after_every_round"],
             "decoding/test_greedy.py": ["test_debug_names_the_row_and_the_invariant"],
         },
         "a hole in the draft's cache after full acceptance, a bonus token that gets lost": {
