@@ -1,6 +1,7 @@
 """Certification passes what is right, and reports faults injected into the shipped code."""
 
 import dataclasses
+import functools
 import importlib
 import json
 
@@ -60,11 +61,9 @@ def test_results_are_written_for_people_and_machines(certificate, tmp_path):
 
 
 @pytest.fixture
-def fresh_programs():
+def fresh_programs(monkeypatch):
     """Compiled programs do not notice that a function was replaced."""
-    decoder._programs.cache_clear()
-    yield
-    decoder._programs.cache_clear()
+    monkeypatch.setattr(decoder, "_programs", functools.lru_cache(decoder._programs.__wrapped__))
 
 
 def replacement_from_p(log_p, proposal, noise):
