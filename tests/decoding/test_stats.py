@@ -12,11 +12,11 @@ VOCAB, GAMMA, NEW, BATCH = 7, 4, 24, 6
 TARGET = TableLM.random(VOCAB, seed=0, scale=3.0)
 PROMPTS = np.random.default_rng(0).integers(0, 3, (BATCH, 6)).astype(np.int32)
 LENGTHS = np.array([6, 6, 4, 6, 1, 3], np.int32)
-# Goes on with 3 4 2 1, of which an n-gram draft proposes 3 4 2: at the EOS 4 the rest of them is cut off.
+# Goes on with 3 4, which an n-gram draft proposes: at the EOS 3 the rest of it is cut off.
 PROMPTS[1] = [2, 5, 3, 4, 2, 5]
 SAMPLING = specjax.Sampling(temperature=[0, 0, 0, 1, 1, 1], seed=4)
 # Rows that end early, at an EOS or at the budget, beside rows that go on; one that has nothing to do.
-STOP = specjax.Stop(eos_ids=[[], [4], [], [5], [], []], max_new_tokens=[NEW, NEW, 3, NEW, NEW, 0])
+STOP = specjax.Stop(eos_ids=[[], [3], [], [5], [], []], max_new_tokens=[NEW, NEW, 3, NEW, NEW, 0])
 
 
 def trace(decoder):
