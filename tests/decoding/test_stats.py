@@ -11,10 +11,12 @@ from specjax.testing import TableLM, perturbed
 VOCAB, GAMMA, NEW, BATCH = 7, 4, 24, 6
 TARGET = TableLM.random(VOCAB, seed=0, scale=3.0)
 PROMPTS = np.random.default_rng(0).integers(0, 3, (BATCH, 6)).astype(np.int32)
-LENGTHS = np.array([6, 1, 4, 6, 2, 3], np.int32)
+LENGTHS = np.array([6, 6, 4, 6, 1, 3], np.int32)
+# Goes on with 3 4, which an n-gram draft proposes: at the EOS 3 the rest of it is cut off.
+PROMPTS[1] = [2, 5, 3, 4, 2, 5]
 SAMPLING = specjax.Sampling(temperature=[0, 0, 0, 1, 1, 1], seed=4)
 # Rows that end early, at an EOS or at the budget, beside rows that go on; one that has nothing to do.
-STOP = specjax.Stop(eos_ids=[[], [6], [], [5], [], []], max_new_tokens=[NEW, NEW, 3, NEW, NEW, 0])
+STOP = specjax.Stop(eos_ids=[[], [3], [], [5], [], []], max_new_tokens=[NEW, NEW, 3, NEW, NEW, 0])
 
 
 def trace(decoder):
@@ -71,6 +73,7 @@ def test_statistics_are_what_a_recount_of_every_round_says(draft, widths):
     np.testing.assert_array_equal(out.stats.draft_failures, 0)
     # All of this happened: blocks accepted in no part, in part and as a whole, shorter proposals, both ends.
     assert np.all(np.sum(histograms["accepted_at"], axis=0) > 0)
+    assert own[1] < counts["rounds"][1]
     assert 0 < np.sum(counts["accepted"]) < np.sum(counts["drafted"]) < GAMMA * np.sum(counts["rounds"])
     assert set(np.asarray(out.finish_reasons)) == {specjax.FinishReason.EOS, specjax.FinishReason.LENGTH}
     assert counts["rounds"][5] == 0
