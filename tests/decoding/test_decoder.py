@@ -170,12 +170,12 @@ def test_a_cancelled_row_is_used_again():
     reasons = jnp.where(cancelled, int(specjax.FinishReason.CANCELLED), state.finish_reason)
     state = decoder.run_rounds(dataclasses.replace(state, finish_reason=reasons), 1)
     text = np.asarray(state.tokens)[1, : state.length[1]]
-    state = decoder.extend(state, np.tile([[7, 0, 0]], (BATCH, 1)), 1 * cancelled, stop=stop)
+    state = decoder.extend(state, np.tile([[7, 3, 0]], (BATCH, 1)), 2 * cancelled, stop=stop)
     out = decoder.result(decoder.run_rounds(state))
 
     fresh = np.zeros((BATCH, 48), np.int32)
-    fresh[1, : len(text) + 1] = [*text, 7]
-    expected = decoder.generate(fresh, np.where(cancelled, len(text) + 1, 1), stop=stop)
+    fresh[1, : len(text) + 2] = [*text, 7, 3]
+    expected = decoder.generate(fresh, np.where(cancelled, len(text) + 2, 1), stop=stop)
     for found, clean, rest in zip(*map(jax.tree.leaves, (out, expected, whole)), strict=True):
         np.testing.assert_array_equal(found[1], clean[1])
         np.testing.assert_array_equal(found[~cancelled], rest[~cancelled])
