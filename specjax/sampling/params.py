@@ -261,11 +261,7 @@ def sequence_slots_of(
                 f"{name} holds {len(sequences)} for one row; expected at most {slots} ({settings[0]})"
             )
         for sequence in sequences:
-            if not 0 < len(sequence) <= longest:
-                raise ValueError(
-                    f"{name} holds one of {len(sequence)} tokens; expected 1 to {longest} ({settings[1]})"
-                )
-            _refuse_negative(name, sequence, row)
+            _check_sequence(name, sequence, row, longest, settings[1])
             flat += [*[-1] * (longest - len(sequence)), *sequence]
         flat += [-1] * longest * (slots - len(sequences))
     return _packed(flat, (len(rows), slots, longest), batch, jnp.int32)
@@ -273,25 +269,31 @@ def sequence_slots_of(
 
 def _bias_slots(sampling: Sampling, batch: int, slots: int, longest: int) -> tuple[jax.Array, jax.Array]:
     """Biases and bans of each row as (ids int32[B, slots, longest], values float32[B, slots])."""
-    columns = [
-        [
+    arguments: dict[str, list[list[tuple[Any, Any]]]] = {
+        "logit_bias": [
             [((token,), bias) for token, bias in row.items()]
             for row in _mappings("logit_bias", sampling, batch)
         ],
-        [list(row.items()) for row in _mappings("sequence_bias", sampling, batch)],
-        [
+        "sequence_bias": [list(row.items()) for row in _mappings("sequence_bias", sampling, batch)],
+        "banned_tokens": [
             [((token,), -jnp.inf) for token in row]
             for row in id_lists("banned_tokens", sampling.banned_tokens, batch)
         ],
-        [
+        "banned_sequences": [
             [(ids, -jnp.inf) for ids in row]
             for row in sequence_lists("banned_sequences", sampling.banned_sequences, batch)
         ],
-    ]
-    count = max(map(len, columns))
-    rows = [[pair for column in columns for pair in column[row % len(column)]] for row in range(count)]
-    name = "logit_bias, sequence_bias, banned_tokens and banned_sequences"
+    }
     settings = ("DecodeConfig.max_bias", "DecodeConfig.max_bias_len")
+    for name, rows in arguments.items():
+        for row, pairs in enumerate(rows):
+            for ids, _ in pairs:
+                _check_sequence(name, ids, row, longest, settings[1])
+    count = max(map(len, arguments.values()))
+    rows = [
+        [pair for column in arguments.values() for pair in column[row % len(column)]] for row in range(count)
+    ]
+    name = "the list of logit_bias, sequence_bias, banned_tokens and banned_sequences"
     ids = sequence_slots_of(
         name, [[ids for ids, _ in row] for row in rows], (slots, longest), settings, batch
     )
@@ -310,7 +312,9 @@ def _rows(name: str, rows: Any, batch: int) -> list[Any]:
     return list(rows)
 
 
-def _refuse_negative(name: str, ids: Sequence[Any], row: int) -> None:
+def _check_sequence(name: str, ids: Sequence[Any], row: int, longest: int, setting: str) -> None:
+    if not 0 < len(ids) <= longest:
+        raise ValueError(f"{name} holds one of {len(ids)} tokens; expected 1 to {longest} ({setting})")
     for token in ids:
         if not isinstance(token, jax.core.Tracer) and token < 0:
             raise ValueError(f"{name} is {token} in row {row}; expected ids from 0")
