@@ -6,12 +6,11 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.scripted import Scripted
 
 import specjax
 from specjax.drafts import Model, Ngram
 from specjax.sampling import Automaton
-from specjax.testing import TableLM, count_compiles
+from specjax.testing import Oracle, TableLM, count_compiles
 from tests import reference
 
 VOCAB, NEW = 7, 24
@@ -175,7 +174,7 @@ def test_states_are_those_of_the_text_after_every_round():
 
     decoder = specjax.Decoder(
         target,
-        Scripted.of(texts, lengths, wrong_at=rows),
+        Oracle.of(texts, lengths, wrong_at=rows),
         specjax.DecodeConfig(max_new_tokens=NEW, gamma=gamma, debug=True),
         processors=(Automaton.of_transitions(transitions),),
     )
