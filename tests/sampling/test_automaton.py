@@ -105,7 +105,7 @@ def accepts(transitions, tokens):
     return state >= 0
 
 
-@pytest.mark.parametrize("gamma", (1, 4))
+@pytest.mark.parametrize("gamma", (pytest.param(1, marks=pytest.mark.slow), 4))
 def test_greedy_text_is_that_of_plain_decoding(gamma):
     automaton = Automaton.of_transitions(TRANSITIONS)
     plain = decode(NoDraft(width=gamma), gamma, automaton)
