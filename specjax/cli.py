@@ -239,8 +239,10 @@ class Certify(_Decoding):
     """Rounds of real decoding whose laws are drawn from, for each draft."""
     draws: int = 2048
     """Draws of the acceptance rule in each of them."""
-    samples: int = 128
+    samples: int = 64
     """Sampled texts of each prompt, with and without speculation."""
+    sample_tokens: int = 3
+    """Tokens of each sampled text at most; more of them also show lengths and ends."""
     json: pathlib.Path | None = None
     """Write all figures to this file."""
     figure: pathlib.Path | None = None
@@ -254,9 +256,10 @@ class Certify(_Decoding):
         """
         console = stderr_console()
         try:
-            for name in ("count", "contexts", "draws", "samples"):
+            for name in ("count", "contexts", "draws", "samples", "sample_tokens"):
                 if getattr(self, name) < 1:
-                    raise ValueError(f"--{name} is {getattr(self, name)}; expected at least 1")
+                    option = name.replace("_", "-")
+                    raise ValueError(f"--{option} is {getattr(self, name)}; expected at least 1")
             prompts, bad_lines = self.prompts()
             if bad_lines:
                 raise ValueError(f"{self.jsonl}, line {bad_lines[0].line}: {bad_lines[0].reason}")
@@ -267,7 +270,12 @@ class Certify(_Decoding):
                     drafts=self.draft or ("ngram",),
                     config=DecodeConfig(max_new_tokens=self.max_new_tokens, gamma=self.gamma, rule=self.rule),
                     sampling=self.sampling(),
-                    effort=Effort(contexts=self.contexts, draws=self.draws, samples=self.samples),
+                    effort=Effort(
+                        contexts=self.contexts,
+                        draws=self.draws,
+                        samples=self.samples,
+                        sample_tokens=self.sample_tokens,
+                    ),
                     stages=self.stages,
                     count=self.count,
                     raw=self.raw,

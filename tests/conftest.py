@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 
@@ -56,6 +57,15 @@ def smollm2(smollm2_path):
     from specjax.models import load
 
     return load(smollm2_path, dtype="float32")
+
+
+@pytest.fixture
+def fresh_programs(monkeypatch):
+    """For tests that replace functions of the library: programs compiled before do not notice."""
+    from specjax.decoding import decoder
+
+    for name in ("_programs", "_admission_programs"):
+        monkeypatch.setattr(decoder, name, functools.lru_cache(getattr(decoder, name).__wrapped__))
 
 
 @pytest.fixture(scope="session")

@@ -92,13 +92,18 @@ def distance(left: np.ndarray, right: np.ndarray) -> float:
 
 
 def noise_floor(left: np.ndarray, right: np.ndarray) -> float:
-    """The `distance` to be expected between two samples of one law.
+    """The `distance` to be expected between two samples of one law, given the counts of both together.
 
-    A normal approximation: sum over outcomes of sqrt(p (1 - p) (1/n + 1/m) / (2 pi)).
+    The draws are exchangeable then: how many of an outcome are in the first sample is hypergeometric.
     """
-    n, m = np.sum(left), np.sum(right)
-    p = (left + right) / (n + m)
-    return float(np.sum(np.sqrt(p * (1 - p) * (1 / n + 1 / m) / (2 * np.pi))))
+    n, m = int(np.sum(left)), int(np.sum(right))
+    totals, outcomes = np.unique(left + right, return_counts=True)
+    expected = 0.0
+    for total, count in zip(totals, outcomes, strict=True):
+        own = np.arange(max(0, total - m), min(n, total) + 1)
+        chance = stats.hypergeom.pmf(own, n + m, total, n)
+        expected += count * float(chance @ np.abs(own / n - (total - own) / m))
+    return expected / 2
 
 
 def log_e_value(counts: np.ndarray, law: np.ndarray) -> float:
@@ -109,8 +114,8 @@ def log_e_value(counts: np.ndarray, law: np.ndarray) -> float:
         log E = lgamma(A) - lgamma(A + n) + sum_v [lgamma(a_v + c_v) - lgamma(a_v) - c_v log p_v]
 
     with a = 4 K p, A = sum a. Under the law E is at least 1 / level with a probability of at most `level`, at
-    every time of a growing sample at once (Ville's inequality), so one may look as often as one likes.
-    Evidence from independent contexts adds up. +inf where the impossible happened.
+    every time of a growing sample at once (Ville's inequality), so one may look as often as one likes. +inf
+    where the impossible happened.
     """
     counts = np.asarray(counts, np.float64)
     if np.any(counts[law == 0]):
@@ -122,6 +127,19 @@ def log_e_value(counts: np.ndarray, law: np.ndarray) -> float:
     log_mixture = special.gammaln(total) - special.gammaln(total + n)
     log_mixture += np.sum(special.gammaln(a + c) - special.gammaln(a))
     return float(log_mixture - np.sum(c * np.log(p)))
+
+
+def uniform_places(draws: np.ndarray, law: np.ndarray, order: np.ndarray, seed: int) -> np.ndarray:
+    """Turns draws int[N] of a law float64[K] into numbers that are uniform on [0, 1], for any law.
+
+    Outcomes are laid side by side in the given `order` int[K], each as wide as it is probable; a draw becomes
+    a random point of its outcome. NaN where the impossible happened.
+    """
+    ends = np.empty(len(law))
+    ends[order] = np.cumsum(law[order])
+    width = law[draws]
+    points = ends[draws] - width * np.random.default_rng(seed).random(len(draws))
+    return np.where(width > 0, points, np.nan)
 
 
 def _pooled(observed: np.ndarray, expected: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

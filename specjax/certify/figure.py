@@ -14,7 +14,7 @@ def write_figure(certificate: Certificate, path: str | os.PathLike[str]) -> None
 
     From left to right: first tokens and first two tokens, by how far their chi-square statistics lie from
     what chance makes, in standard deviations; accepted tokens against the rule's formula; margins of the
-    tokens at which greedy texts of two widths first differ, against four times the noise between the shapes;
+    tokens at which greedy texts of two widths first differ, against what is a near-tie;
     distance of sampled texts from plain decoding's, falling with the number of samples.
     """
     # The object-oriented interface: no display, no global state.
@@ -45,7 +45,7 @@ def write_figure(certificate: Certificate, path: str | os.PathLike[str]) -> None
 
     audits = [check for check in checks if "margins" in check.values]
     for row, check in enumerate(audits):
-        values, allowed = check.values["margins"], 4 * check.values["noise"]
+        values, allowed = check.values["margins"], check.values["allowed"]
         margins.scatter(values, [row] * len(values), color="tab:blue" if check.passed else "tab:red")
         margins.plot([allowed, allowed], [row - 0.4, row + 0.4], color="0.3")
     margins.set_yticks(range(len(audits)), [check.stage for check in audits])

@@ -13,10 +13,19 @@ import numpy as np
 from flax import nnx
 
 from specjax.decoding import DecodeConfig, Decoder, DecodeState, GenerateResult, Stop
-from specjax.drafts import Draft, NoDraft
+from specjax.drafts import Draft, Model, NoDraft
 from specjax.sampling import Sampling
 
 GREEDY = Sampling()
+
+
+def self_draft(target: Any) -> Model:
+    """The target as its own draft.
+
+    The weights are the target's, but seem to be others: any draft of the target's shape, such as a perturbed
+    one, then shares the compiled programs.
+    """
+    return Model(nnx.clone(target))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

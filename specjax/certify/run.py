@@ -11,6 +11,7 @@ from rich.console import Console
 
 from specjax.certify.certificate import Certificate
 from specjax.certify.figure import write_figure
+from specjax.certify.pair import self_draft
 from specjax.certify.stages import Effort, certify
 from specjax.decoding import DecodeConfig
 from specjax.drafts import Draft, Model, Ngram
@@ -86,7 +87,7 @@ def _draft(name: str, lm: LanguageModel, dtype: str, console: Console) -> Draft:
     if name == "ngram":
         return Ngram()
     if name == "self":
-        return Model(lm.model)
+        return self_draft(lm.model)
     if name == "perturbed":
         return Model(perturbed(lm.model, _NOISE))
     with status(console, f"loading the draft {name} ..."):

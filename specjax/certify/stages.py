@@ -38,8 +38,8 @@ class Effort:
 
     contexts: int = 32
     draws: int = 2048
-    samples: int = 128
-    sample_tokens: int = 6
+    samples: int = 64
+    sample_tokens: int = 3
     level: float = 1e-6
 
 

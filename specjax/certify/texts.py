@@ -12,13 +12,13 @@ from scipy import stats
 
 from specjax.certify.certificate import Check
 from specjax.certify.evidence import ChiSquare, distance, homogeneous, noise_floor
-from specjax.certify.pair import GREEDY, Subject
+from specjax.certify.pair import GREEDY, Subject, self_draft
 from specjax.decoding import Decoder, GenerateResult, Stop
-from specjax.drafts import Draft, Model, NoDraft
+from specjax.drafts import Draft, NoDraft
+from specjax.testing import logit_tolerance
 
 _DRIFT_LEVEL = 1e-4  # a healthy self-draft loses near-ties only, early as often as late
 _NEAR_TIE = 4.0  # times the measured noise between two shapes
-_FLOAT32, _HALF = 1e-4, 0.1  # of the largest logit: what rounding may do, by dtype
 
 
 def check_greedy(
@@ -62,10 +62,7 @@ def check_rows(subject: Subject, drafts: Mapping[str, Draft], *, stage: str) -> 
         fresh = subject.teacher_forced(texts, lengths - 1, gamma + 1)
         running = np.asarray(state.running)
         difference = np.abs(scored.raw - fresh).max(axis=(1, 2))[running]
-        hidden = jax.eval_shape(lambda t, p: subject.target(t, p, subject.target.init_cache(1, 1))[0],
-                                jnp.zeros((1, 1), jnp.int32), jnp.zeros((1, 1), jnp.int32))  # fmt: skip
-        share = _FLOAT32 if jnp.finfo(hidden.dtype).bits >= 32 else _HALF
-        allowed = share * float(np.abs(fresh).max())
+        allowed = logit_tolerance(subject.target, fresh)
         worst = float(difference.max(initial=0.0))
         yield Check(
             stage=stage,
@@ -83,7 +80,7 @@ def check_drift(subject: Subject, *, stage: str) -> Iterator[Check]:
     A hole in the draft's cache, or a rollback by one too many, never changes a text; it shows here.
     """
     endless = dataclasses.replace(subject, stop=Stop(eos_ids=()))
-    decoder = endless.decoder(Model(endless.target))
+    decoder = endless.decoder(self_draft(endless.target))
     state = endless.start(decoder, GREEDY)
     rounds = max(endless.config.max_new_tokens // (4 * (endless.config.gamma + 1)), 1)
     shares = []
@@ -234,15 +231,15 @@ def _audit_widths(subject: Subject, stage: str, plain: GenerateResult, narrow: G
     noise = _shape_noise(subject, texts, logits, subject.lengths + at)
     margins = [float(abs(logits[row, plain.tokens[row, at[row]]] - logits[row, narrow.tokens[row, at[row]]]))
                for row in rows]  # fmt: skip
-    worst = max(margins, default=0.0)
+    worst, allowed = max(margins, default=0.0), _NEAR_TIE * noise
     return Check(
         stage=stage,
         name="greedy text of another width differs at near-ties only",
         draft=None,
-        passed=worst <= _NEAR_TIE * noise,
+        passed=worst <= allowed,
         found=f"{len(rows)} of {len(texts)} prompts differ; largest margin {worst:.2g}, logits of two shapes "
         f"differ by {noise:.2g}",
-        values={"margins": margins, "noise": noise, "differing": len(rows)},
+        values={"margins": margins, "noise": noise, "allowed": allowed, "differing": len(rows)},
     )
 
 

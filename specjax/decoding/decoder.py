@@ -274,39 +274,48 @@ class _Programs:
 def _programs(graphdef: Any, program: Program) -> _Programs:
     """Shared between decoders, so that repeated `generate` calls never compile the same thing twice."""
 
-    def merged(weights: Any) -> tuple[Program, Any, Any]:
-        target, draft_module, processors = nnx.merge(graphdef, weights)
-        return program.with_processors(processors), target, draft_module
-
     def generate(weights: Any, prompts: jax.Array, lengths: jax.Array, request: Request) -> GenerateResult:
-        merged_program = merged(weights)
-        state = admission.start(*merged_program, prompts, lengths, request)
-        return loop.result(program, loop.run_rounds(*merged_program, state))
-
-    def start(weights: Any, prompts: jax.Array, lengths: jax.Array, request: Request) -> DecodeState:
-        return admission.start(*merged(weights), prompts, lengths, request)
+        merged = _merged(graphdef, program, weights)
+        state = admission.start(*merged, prompts, lengths, request)
+        return loop.result(program, loop.run_rounds(*merged, state))
 
     def run(weights: Any, state: DecodeState, limit: jax.Array) -> DecodeState:
-        return loop.run_rounds(*merged(weights), state, limit)
+        return loop.run_rounds(*_merged(graphdef, program, weights), state, limit)
+
+    def score(weights: Any, state: DecodeState) -> Scored:
+        merged = _merged(graphdef, program, weights)
+        return score_round(*merged, state, round_noise(merged[0], state))[0]
+
+    start, extend = _admission_programs(graphdef, program.for_admission())
+    return _Programs(
+        program=program,
+        generate=jax.jit(generate),
+        start=start,
+        run=jax.jit(run, donate_argnums=1),
+        extend=extend,
+        score=jax.jit(score),
+        result=jax.jit(functools.partial(loop.result, program)),
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _admission_programs(graphdef: Any, program: Program) -> tuple[Any, Any]:
+    """`start` and `extend`, jitted."""
+
+    def start(weights: Any, prompts: jax.Array, lengths: jax.Array, request: Request) -> DecodeState:
+        return admission.start(*_merged(graphdef, program, weights), prompts, lengths, request)
 
     def extend(
         weights: Any, state: DecodeState, tokens: jax.Array, lengths: jax.Array, request: Request
     ) -> DecodeState:
-        return admission.admit(*merged(weights), state, tokens, lengths, request)
+        return admission.admit(*_merged(graphdef, program, weights), state, tokens, lengths, request)
 
-    def score(weights: Any, state: DecodeState) -> Scored:
-        merged_program = merged(weights)
-        return score_round(*merged_program, state, round_noise(merged_program[0], state))[0]
+    return jax.jit(start), jax.jit(extend, donate_argnums=1)
 
-    return _Programs(
-        program=program,
-        generate=jax.jit(generate),
-        start=jax.jit(start),
-        run=jax.jit(run, donate_argnums=1),
-        extend=jax.jit(extend, donate_argnums=1),
-        score=jax.jit(score),
-        result=jax.jit(functools.partial(loop.result, program)),
-    )
+
+def _merged(graphdef: Any, program: Program, weights: Any) -> tuple[Program, Any, Any]:
+    target, draft_module, processors = nnx.merge(graphdef, weights)
+    return program.with_processors(processors), target, draft_module
 
 
 def generate(

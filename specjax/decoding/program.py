@@ -44,6 +44,11 @@ class Program:
         """The program with the caller's own processors, whose arrays may be traced."""
         return dataclasses.replace(self, pipeline=dataclasses.replace(self.pipeline, user=processors))
 
+    def for_admission(self) -> Program:
+        """The same without what taking prompts in does not depend on: the rule, the widths of a round."""
+        config = dataclasses.replace(self.config, rule="token", verify_widths=(), debug=False)
+        return dataclasses.replace(self, config=config, rule=RULES["token"], widths=(self.gamma + 1,))
+
     @classmethod
     def build(cls, target: Any, draft: Draft, config: DecodeConfig, capacity: int) -> Program:
         """The program for rows that hold `capacity` tokens.

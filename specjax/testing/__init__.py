@@ -1,7 +1,7 @@
 """Tools for tests of one's own models, drafts and rules."""
 
 from specjax.testing.caches import CacheMismatchError, check_caches
-from specjax.testing.check_model import ModelContractError, check_model
+from specjax.testing.check_model import ModelContractError, check_model, logit_tolerance
 from specjax.testing.compiles import CompileCount, count_compiles
 from specjax.testing.enumeration import RuleOutcome, enumerate_rule, exact_law, total_variation
 from specjax.testing.faults import FromLogits, Oracle
@@ -21,6 +21,7 @@ __all__ = [
     "count_compiles",
     "enumerate_rule",
     "exact_law",
+    "logit_tolerance",
     "perturbed",
     "sequence_law",
     "total_variation",

@@ -52,7 +52,7 @@ def check_model(model: ScoringModel, *, batch: int = 2, length: int = 24, atol: 
         batch: number of rows, at least 2.
         length: tokens in each text.
         atol: by how much logits may differ: two shapes of one matrix product round differently. By default
-            1e-4 of the largest logit if the model's hidden states are float32 or wider, else 0.1 of it.
+            `logit_tolerance`.
 
     Raises:
         ModelContractError: names the method, what was expected and what was seen.
@@ -67,7 +67,7 @@ def check_model(model: ScoringModel, *, batch: int = 2, length: int = 24, atol: 
         seen = repr(getattr(model, "vocab_size", "no such attribute"))
         raise ModelContractError("vocab_size", "a positive Python int, the width of the logits", seen)
     capacity = length + _WIDTH
-    hidden_dtype = _check_shapes(model, batch, capacity)
+    _check_shapes(model, batch, capacity)
 
     generator = np.random.default_rng(0)
     texts = generator.integers(model.vocab_size, size=(batch, length), dtype=np.int32)
@@ -79,8 +79,7 @@ def check_model(model: ScoringModel, *, batch: int = 2, length: int = 24, atol: 
     one_pass, no_junk = np.full((1, batch), length), np.zeros((1, batch, length), np.int32)
     whole = play(texts, one_pass, no_junk)
     if atol is None:
-        tolerance = 1e-4 if jnp.finfo(hidden_dtype).bits >= 32 else 0.1
-        atol = tolerance * float(np.abs(whole).max())
+        atol = logit_tolerance(model, whole)
 
     def expect_equal(method: str, expected: str, seen: np.ndarray, reference: np.ndarray) -> None:
         difference = np.abs(seen - reference).max(axis=-1)
@@ -115,8 +114,19 @@ def check_model(model: ScoringModel, *, batch: int = 2, length: int = 24, atol: 
     expect_equal("init_cache", "results that do not depend on spare capacity", roomier, blocks)
 
 
-def _check_shapes(model: ScoringModel, batch: int, capacity: int) -> jnp.dtype:
-    """Checks structure, shapes and dtypes of every method without running one; returns the hidden dtype."""
+def logit_tolerance(model: ScoringModel, logits: np.ndarray) -> float:
+    """By how much rounding may move a model's logits, from one compiled shape to another.
+
+    1e-4 of the largest logit if the hidden states are float32 or wider, else 0.1 of it.
+    """
+    token = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    hidden = jax.eval_shape(lambda token: model(token, token, model.init_cache(1, 1))[0], token)
+    share = 1e-4 if jnp.finfo(hidden.dtype).bits >= 32 else 0.1
+    return share * float(np.abs(logits).max())
+
+
+def _check_shapes(model: ScoringModel, batch: int, capacity: int) -> None:
+    """Checks structure, shapes and dtypes of every method without running one."""
 
     def abstract(method: str, function: Callable[..., Any], *arguments: Any) -> Any:
         with _blamed_on(method):
@@ -156,7 +166,6 @@ def _check_shapes(model: ScoringModel, batch: int, capacity: int) -> jnp.dtype:
         is_logits = getattr(logits, "shape", None) == (*leading, model.vocab_size)
         is_logits = is_logits and logits.dtype in (jnp.float32, jnp.float64)
         expect("logits", f"float32 {[*leading, model.vocab_size]}", logits, is_logits)
-    return hidden.dtype
 
 
 def _difference(seen: Any, expected: Any) -> tuple[str, bool]:

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from specjax.certify.evidence import ChiSquare, distance, fit, homogeneous, log_e_value, noise_floor
+from specjax.certify.evidence import (
+    ChiSquare,
+    distance,
+    fit,
+    homogeneous,
+    log_e_value,
+    noise_floor,
+    uniform_places,
+)
 
 LAW = np.array([0.4, 0.3, 0.2, 0.1])
 
@@ -108,3 +116,18 @@ def test_evidence_grows_against_another_law():
     other = np.array([0.3, 0.3, 0.25, 0.15])
     values = [log_e_value(rng.multinomial(n, other), LAW) for n in (100, 1000, 10_000)]
     assert values[2] > 100 > values[0]
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [2, 0, 3, 1]])
+def test_draws_of_any_law_become_uniform_numbers(order):
+    """And draws of another law show where in the order they lie."""
+    rng = np.random.default_rng(7)
+    own = uniform_places(rng.choice(4, 20_000, p=LAW), LAW, np.array(order), seed=1)
+    assert stats.kstest(own, "uniform").pvalue > 1e-4
+    other = uniform_places(np.full(20_000, order[0]), LAW, np.array(order), seed=1)
+    assert other.max() <= LAW[order[0]]
+
+
+def test_the_impossible_has_no_place():
+    places = uniform_places(np.array([0, 1]), np.array([1.0, 0.0]), np.arange(2), seed=0)
+    assert np.isnan(places).tolist() == [False, True]
