@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import functools
 import os
+import tempfile
 from pathlib import Path
 
 # Before anything imports jax, which reads them once. Set the first one to run the tests on an accelerator.
-# The second one: most of the tests' time is compiling, and code that runs once need not be optimized by LLVM.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Most of the tests' time is compiling. Code that runs once need not be optimized by LLVM, and what one
+# process has compiled in this run the others can load; they inherit the path.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    _cache = tempfile.TemporaryDirectory(prefix="specjax-tests-", ignore_cleanup_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache.name
 
 import jax.numpy as jnp
 import numpy as np
