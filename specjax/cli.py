@@ -162,8 +162,7 @@ class Generate(_Decoding):
             raise ValueError("--system needs the chat template, which --raw turns off")
         widths = self.verify_widths
         if widths is None:
-            pays = self.draft == "ngram" and jax.default_backend() == "cpu"
-            widths = power_widths(self.gamma) if pays else ()
+            widths = _widths((self.draft,), self.gamma)
         config = DecodeConfig(
             max_new_tokens=self.max_new_tokens,
             gamma=self.gamma,
@@ -256,26 +255,32 @@ class Certify(_Decoding):
         """
         console = stderr_console()
         try:
-            for name in ("count", "contexts", "draws", "samples", "sample_tokens"):
-                if getattr(self, name) < 1:
-                    option = name.replace("_", "-")
-                    raise ValueError(f"--{option} is {getattr(self, name)}; expected at least 1")
+            if self.count < 1:
+                raise ValueError(f"--count is {self.count}; expected at least 1")
+            effort = Effort(
+                contexts=self.contexts,
+                draws=self.draws,
+                samples=self.samples,
+                sample_tokens=self.sample_tokens,
+            )
             prompts, bad_lines = self.prompts()
             if bad_lines:
                 raise ValueError(f"{self.jsonl}, line {bad_lines[0].line}: {bad_lines[0].reason}")
+            drafts = self.draft or ("ngram",)
+            config = DecodeConfig(
+                max_new_tokens=self.max_new_tokens,
+                gamma=self.gamma,
+                verify_widths=_widths(drafts, self.gamma),
+                rule=self.rule,
+            )
             certificate = certification.run(
                 certification.Settings(
                     model=self.model,
                     dtype=self.dtype,
-                    drafts=self.draft or ("ngram",),
-                    config=DecodeConfig(max_new_tokens=self.max_new_tokens, gamma=self.gamma, rule=self.rule),
+                    drafts=drafts,
+                    config=config,
                     sampling=self.sampling(),
-                    effort=Effort(
-                        contexts=self.contexts,
-                        draws=self.draws,
-                        samples=self.samples,
-                        sample_tokens=self.sample_tokens,
-                    ),
+                    effort=effort,
                     stages=self.stages,
                     count=self.count,
                     raw=self.raw,
@@ -288,6 +293,12 @@ class Certify(_Decoding):
         except (ValueError, OSError, RuntimeError, ImportError) as error:
             raise UsageError(str(error)) from error
         return _OK if certificate.passed else _FAILED
+
+
+def _widths(drafts: Sequence[str], gamma: int) -> tuple[int, ...]:
+    """Widths of rounds that pay: n-grams often propose little, and a CPU pays for every token scored."""
+    pays = jax.default_backend() == "cpu" and all(draft == "ngram" for draft in drafts)
+    return power_widths(gamma) if pays else ()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.table import Table
 
+_MARKS = {True: "ok", False: "FAILED", None: "not tested"}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Check:
@@ -19,7 +21,7 @@ class Check:
         stage: the group of checks that it belongs to.
         name: what was promised.
         draft: of which draft; None where none took part.
-        passed: whether it was kept.
+        passed: whether it was kept; None if nothing happened that could have broken it.
         found: what was seen, in words.
         values: the figures behind it.
     """
@@ -27,12 +29,13 @@ class Check:
     stage: str
     name: str
     draft: str | None
-    passed: bool
+    passed: bool | None
     found: str
     values: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "passed", bool(self.passed))  # NumPy's cannot be written as JSON
+        if self.passed is not None:  # NumPy's cannot be written as JSON
+            object.__setattr__(self, "passed", bool(self.passed))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,11 +53,15 @@ class Certificate:
 
     @property
     def passed(self) -> bool:
-        return not self.skipped and all(check.passed for check in self.checks)
+        return not self.skipped and not self.failures and any(check.passed for check in self.checks)
 
     @property
     def failures(self) -> tuple[Check, ...]:
-        return tuple(check for check in self.checks if not check.passed)
+        return tuple(check for check in self.checks if check.passed is False)
+
+    @property
+    def untested(self) -> tuple[Check, ...]:
+        return tuple(check for check in self.checks if check.passed is None)
 
     def to_json(self) -> dict[str, Any]:
         return {"passed": self.passed, **dataclasses.asdict(self)}
@@ -73,8 +80,7 @@ class Certificate:
         for name in ("stage", "promise", "draft", "", "found"):
             table.add_column(name, overflow="fold")
         for check in self.checks:
-            mark = "ok" if check.passed else "FAILED"
-            table.add_row(check.stage, check.name, check.draft or "", mark, check.found)
+            table.add_row(check.stage, check.name, check.draft or "", _MARKS[check.passed], check.found)
         for stage in self.skipped:
             table.add_row(stage, "", "", "not run", "an earlier stage failed")
         return table

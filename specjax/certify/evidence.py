@@ -19,13 +19,14 @@ class ChiSquare:
     Attributes:
         statistic: sum of (observed - expected)^2 / expected.
         freedom: degrees of freedom.
-        draws: counts in all tables.
+        draws, tables: counts in all tables that can show anything, and how many tables those are.
         impossible: counts where the law is 0.
     """
 
     statistic: float = 0.0
     freedom: int = 0
     draws: int = 0
+    tables: int = 0
     impossible: int = 0
 
     def __add__(self, other: ChiSquare) -> ChiSquare:
@@ -41,10 +42,11 @@ class ChiSquare:
         return float(stats.chi2.sf(self.statistic, self.freedom)) if self.freedom else 1.0
 
     def detectable(self, level: float) -> float:
-        """The total variation that would have been found with probability 0.99 at this level.
+        """The total variation between bins that would have been found with probability 0.99 at this level.
 
-        A law at total variation e has noncentrality at least 4 n e^2, which is reached when p (the law) and
-        the deviation are spread alike; a deviation on rare tokens is found earlier.
+        On average over the tables. A law at total variation e has noncentrality at least 4 n e^2, which is
+        reached when the law and the deviation are spread alike. What moves probability between outcomes of
+        one bin, or in a table with a single bin, is not seen.
         """
         if not self.freedom or not self.draws:
             return 1.0
@@ -63,8 +65,10 @@ def fit(counts: np.ndarray, law: np.ndarray) -> ChiSquare:
     expected = law * draws
     impossible = int(counts[law == 0].sum())
     observed, wanted = _pooled(counts[law > 0], expected[law > 0])
-    statistic = float(np.sum((observed - wanted) ** 2 / wanted)) if len(wanted) > 1 else 0.0
-    return ChiSquare(statistic, max(len(wanted) - 1, 0), int(draws), impossible)
+    statistic = float(np.sum((observed - wanted) ** 2 / wanted))
+    if len(wanted) < 2:
+        return ChiSquare(impossible=impossible)
+    return ChiSquare(statistic, len(wanted) - 1, int(draws), 1, impossible)
 
 
 def homogeneous(left: np.ndarray, right: np.ndarray) -> ChiSquare:
@@ -83,7 +87,7 @@ def homogeneous(left: np.ndarray, right: np.ndarray) -> ChiSquare:
         statistic += float(np.sum((own - wanted) ** 2 / wanted))
     # Two samples of n show what one sample of n / 2 shows.
     effective = int(sizes.prod() / sizes.sum())
-    return ChiSquare(statistic, max(bins - 1, 0), effective)
+    return ChiSquare(statistic, bins - 1, effective, 1) if bins > 1 else ChiSquare()
 
 
 def distance(left: np.ndarray, right: np.ndarray) -> float:

@@ -13,9 +13,9 @@ def write_figure(certificate: Certificate, path: str | os.PathLike[str]) -> None
     """Draws what the checks measured, as PNG, SVG or PDF by the ending of the path. Needs `matplotlib`.
 
     From left to right: first tokens and first two tokens, by how far their chi-square statistics lie from
-    what chance makes, in standard deviations; accepted tokens against the rule's formula; margins of the
-    tokens at which greedy texts of two widths first differ, against what is a near-tie;
-    distance of sampled texts from plain decoding's, falling with the number of samples.
+    what chance makes, in standard deviations; accepted tokens against the rule's formula, in the reduced
+    vocabulary; margins of the tokens at which greedy texts of two widths first differ, against what is a
+    near-tie; distance of sampled texts from plain decoding's, falling with the number of samples.
     """
     # The object-oriented interface: no display, no global state.
     from matplotlib.figure import Figure
@@ -29,9 +29,7 @@ def write_figure(certificate: Certificate, path: str | os.PathLike[str]) -> None
         (check.values["statistic"] - check.values["freedom"]) / np.sqrt(2 * max(check.values["freedom"], 1))
         for check in tables
     ]
-    labels = [
-        f"{check.draft}, {'1 token' if 'first token ' in check.name else '2 tokens'}" for check in tables
-    ]
+    labels = [f"{check.draft}, tokens: {check.values['tokens']}" for check in tables]
     laws.barh(labels, z, color=["tab:blue" if check.passed else "tab:red" for check in tables])
     laws.axvspan(-3, 3, color="0.9", zorder=0)
     laws.set(title="law of the compiled rule", xlabel="chi-square, standard deviations from chance")

@@ -14,9 +14,8 @@ from flax import nnx
 
 from specjax.decoding import DecodeConfig, Decoder, DecodeState, GenerateResult, Stop
 from specjax.drafts import Draft, Model, NoDraft
-from specjax.sampling import Sampling
-
-GREEDY = Sampling()
+from specjax.sampling import Processor, Sampling
+from specjax.sampling.params import select_rows
 
 
 def self_draft(target: Any) -> Model:
@@ -35,8 +34,8 @@ class Subject:
     Attributes:
         prompts: int32[B, P], right-padded. lengths: int32[B].
         config: as in production; `rule` is that of sampled rows.
-        sampling: as in production; checks of laws need a temperature above 0.
-        stop: what ends a row.
+        sampling, draft_sampling, stop, processors: as in production; checks of laws need a temperature
+            above 0.
     """
 
     target: Any
@@ -44,39 +43,58 @@ class Subject:
     lengths: np.ndarray
     config: DecodeConfig
     sampling: Sampling
+    draft_sampling: Sampling | None = None
     stop: Stop = dataclasses.field(default_factory=Stop)
+    processors: tuple[Processor, ...] = ()
 
     @classmethod
     def of(
-        cls, target: Any, prompts: Sequence[Sequence[int]], config: DecodeConfig, sampling: Sampling
+        cls,
+        target: Any,
+        prompts: Sequence[Sequence[int]],
+        config: DecodeConfig,
+        sampling: Sampling,
+        **settings: Any,
     ) -> Subject:
-        """Pads prompts of different lengths."""
+        """Pads prompts of different lengths. The other settings are those of the attributes."""
         lengths = np.array([len(ids) for ids in prompts], np.int32)
         padded = np.zeros((len(prompts), lengths.max()), np.int32)
         for row, ids in zip(padded, prompts, strict=True):
             row[: len(ids)] = ids
-        return cls(target, padded, lengths, config, sampling)
+        return cls(target, padded, lengths, config, sampling, **settings)
+
+    @property
+    def greedy(self) -> Sampling:
+        """The sampling settings with temperature 0: penalties and bans stay."""
+        return dataclasses.replace(self.sampling, temperature=0.0)
+
+    def rows(self, order: np.ndarray) -> Subject:
+        """The same with other rows, or with these in another order."""
+        return dataclasses.replace(
+            self,
+            prompts=self.prompts[order],
+            lengths=self.lengths[order],
+            sampling=select_rows(self.sampling, order, len(self.lengths)),
+            draft_sampling=self.draft_sampling and select_rows(self.draft_sampling, order, len(self.lengths)),
+        )
 
     def decoder(self, draft: Draft, **changes: Any) -> Decoder:
         """A decoder of this target; decoders that would compile to the same share their programs."""
-        return Decoder(self.target, draft, dataclasses.replace(self.config, **changes))
+        config = dataclasses.replace(self.config, **changes)
+        return Decoder(self.target, draft, config, processors=self.processors)
 
-    def generate(self, draft: Draft, sampling: Sampling = GREEDY, **changes: Any) -> GenerateResult:
-        """Text of every prompt, on the host.
+    def generate(self, draft: Draft, sampling: Sampling, **changes: Any) -> GenerateResult:
+        """Text of every prompt, on the host, in rounds of one width.
 
         By the programs that the other checks use too: most of a certification's time is compiling.
         """
-        decoder = self.decoder(draft, **changes)
+        decoder = self.decoder(draft, **{"verify_widths": (), **changes})
         state = decoder.run_rounds(self.start(decoder, sampling))
         return jax.device_get(decoder.result(state))
 
-    def plain(
-        self, sampling: Sampling = GREEDY, *, width: int | None = None, **changes: Any
-    ) -> GenerateResult:
-        """Plain decoding at the compiled width of speculation, or in rounds of `width` + 1 tokens."""
-        return self.generate(
-            NoDraft(width=self.config.gamma if width is None else width), sampling, **changes
-        )
+    def plain(self, sampling: Sampling, *, width: int, **changes: Any) -> GenerateResult:
+        """Plain decoding in rounds that score `width` + 1 tokens."""
+        return self.generate(NoDraft(width=width), sampling, **changes)
 
     def brief(self, new_tokens: int) -> Subject:
         """The same with a budget of so many tokens, if they are fewer, and the same programs."""
@@ -84,7 +102,13 @@ class Subject:
         return dataclasses.replace(self, stop=dataclasses.replace(self.stop, max_new_tokens=budget))
 
     def start(self, decoder: Decoder, sampling: Sampling) -> DecodeState:
-        return decoder.start(self.prompts, self.lengths, sampling=sampling, stop=self.stop)
+        return decoder.start(
+            self.prompts,
+            self.lengths,
+            sampling=sampling,
+            draft_sampling=self.draft_sampling,
+            stop=self.stop,
+        )
 
     @functools.cached_property
     def teacher_forced(self) -> TeacherForced:

@@ -21,6 +21,7 @@ from specjax.testing import perturbed
 from specjax.text.output import status
 from specjax.text.prompts import Prompt, encode
 
+_FIGURES = (".png", ".svg", ".pdf")
 _NOISE = 0.05  # of the draft "perturbed": mostly right on the models it was tried on
 
 
@@ -54,6 +55,7 @@ def run(settings: Settings, prompts: Sequence[Prompt], console: Console) -> Cert
         ValueError, RuntimeError, ImportError, OSError: a model cannot be loaded, or nothing can be certified
             with these settings.
     """
+    _check_outputs(settings)
     with status(console, f"loading {settings.model} ..."):
         lm = load(settings.model, dtype=settings.dtype)
     drafts = {name: _draft(name, lm, settings.dtype, console) for name in settings.drafts}
@@ -72,15 +74,28 @@ def run(settings: Settings, prompts: Sequence[Prompt], console: Console) -> Cert
         stages=settings.stages,
         progress=progress,
     )
+    console.print(certificate.table())
+    seconds = time.perf_counter() - start
+    verdict = "certified" if certificate.passed else f"FAILED: {len(certificate.failures)} checks"
+    untested = f", {len(certificate.untested)} of them not tested" if certificate.untested else ""
+    console.print(f"{verdict}; {len(certificate.checks)} checks{untested}, in {seconds:.0f} s")
     if settings.json is not None:
         certificate.write_json(settings.json)
     if settings.figure is not None:
         write_figure(certificate, settings.figure)
-    console.print(certificate.table())
-    seconds = time.perf_counter() - start
-    verdict = "certified" if certificate.passed else f"FAILED: {len(certificate.failures)} checks"
-    console.print(f"{verdict}; {len(certificate.checks)} checks in {seconds:.0f} s")
     return certificate
+
+
+def _check_outputs(settings: Settings) -> None:
+    """Finds out at once what would lose the results at the end."""
+    for path in (settings.json, settings.figure):
+        if path is not None and not path.parent.is_dir():
+            raise ValueError(f"{path} cannot be written: there is no folder {path.parent}")
+    if settings.figure is not None:
+        import matplotlib  # noqa: F401
+
+        if settings.figure.suffix not in _FIGURES:
+            raise ValueError(f"{settings.figure} is no figure; expected {', '.join(_FIGURES)}")
 
 
 def _draft(name: str, lm: LanguageModel, dtype: str, console: Console) -> Draft:
@@ -90,6 +105,8 @@ def _draft(name: str, lm: LanguageModel, dtype: str, console: Console) -> Draft:
         return self_draft(lm.model)
     if name == "perturbed":
         return Model(perturbed(lm.model, _NOISE))
+    if name == "none":
+        raise ValueError("--draft is none; expected a draft, whose effect on the text can be checked")
     with status(console, f"loading the draft {name} ..."):
         return Model(load(name, dtype=dtype).model)
 

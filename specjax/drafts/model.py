@@ -41,7 +41,7 @@ class Model:
     module: nnx.Module | None = dataclasses.field(compare=False)
 
     def without_module(self) -> Model:
-        return Model(None)
+        return dataclasses.replace(self, module=None)
 
     def slots(self, gamma: int) -> int:
         return gamma

@@ -179,6 +179,25 @@ def to_rows(
     )
 
 
+def select_rows(sampling: Sampling, order: np.ndarray, batch: int) -> Sampling:
+    """The settings of some rows of a batch, in this order; what holds for all rows stays."""
+
+    def select(rows: Any) -> Any:
+        return [rows[row] for row in order] if len(rows) == batch else rows
+
+    changes: dict[str, Any] = {
+        name: np.asarray(value)[order]
+        for name in (*_FLOATS, *_INTEGERS, "seed")
+        if np.ndim(value := getattr(sampling, name)) == 1
+    }
+    for name in ("logit_bias", "sequence_bias"):
+        changes[name] = select(_mappings(name, sampling, batch))
+    for name in ("banned_tokens", "suppressed_first_tokens"):
+        changes[name] = select(id_lists(name, getattr(sampling, name), batch))
+    changes["banned_sequences"] = select(sequence_lists("banned_sequences", sampling.banned_sequences, batch))
+    return dataclasses.replace(sampling, **changes)
+
+
 def per_row(name: str, value: ArrayLike, batch: int, dtype: Any) -> jax.Array:
     """One value or an array of `batch` values as `dtype[batch]`.
 
