@@ -393,7 +393,7 @@ GROUPS = {
     "memory": {
         "memory that grows from call to call": {
             "decoding/test_decoder.py": ["test_calls_leave_nothing_behind"],
-            "certify/test_certify.py": ["test_what_is_right_passes_in_every_stage"],
+            "certify/test_certify.py": ["test_what_is_right_passes_in_every_stage_and_is_written_down"],
         },
         "buffers that grow faster than the draft": {
             "decoding/test_decoder.py": ["test_memory_of_a_round_grows_with_gamma_as_its_logits_do"],
@@ -420,7 +420,7 @@ GROUPS = {
     "cancelled rows": {
         "a cancelled row that leaves proposals behind (vllm-project/vllm#28473)": {
             "decoding/test_decoder.py": ["test_a_cancelled_row_is_used_again"],
-            "certify/test_certify.py": ["test_what_is_right_passes_in_every_stage"],
+            "certify/test_certify.py": ["test_what_is_right_passes_in_every_stage_and_is_written_down"],
         },
         "another text after an interruption": {
             "decoding/test_decoder.py": [

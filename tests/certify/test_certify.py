@@ -36,8 +36,7 @@ def subject(**changes):
     return Subject.of(TARGET, PROMPTS, dataclasses.replace(CONFIG, **changes), SAMPLING)
 
 
-@pytest.fixture(scope="module")
-def certificate():
+def test_what_is_right_passes_in_every_stage_and_is_written_down(tmp_path):
     # Settings of each row and settings for all, which stages that pick rows must keep apart.
     sampling = dataclasses.replace(
         SAMPLING,
@@ -47,16 +46,11 @@ def certificate():
         frequency_penalty=0.2,
     )
     arguments = {"config": CONFIG, "sampling": sampling, "effort": EFFORT, "stages": True}
-    return certify(TARGET, PROMPTS, {"model": DRAFT}, **arguments)
-
-
-def test_what_is_right_passes_in_every_stage(certificate):
+    certificate = certify(TARGET, PROMPTS, {"model": DRAFT}, **arguments)
     assert certificate.passed, certificate.failures
     assert {check.stage for check in certificate.checks} == set(STAGES)
     assert any(check.values.get("accepted") for check in certificate.checks)
 
-
-def test_results_are_written_for_people_and_machines(certificate, tmp_path):
     certificate.write_json(tmp_path / "out.json")
     read = json.loads((tmp_path / "out.json").read_text())
     assert read["passed"] is True
@@ -271,8 +265,10 @@ def test_the_command_certifies_a_pair(command, tmp_path):
     assert "certified" in err
 
 
-def test_the_command_writes_its_files(command, certificate, monkeypatch, tmp_path):
+def test_the_command_writes_its_files(command, monkeypatch, tmp_path):
     given = {}
+    check = Check(stage="law", name="a promise", draft="ngram", passed=True, found="was kept")
+    certificate = Certificate(settings={}, checks=(check,))
 
     def certify(target, prompts, drafts, **settings):
         given.update(prompts=prompts, drafts=drafts, **settings)

@@ -79,7 +79,11 @@ def test_the_narrowest_width_that_holds_the_longest_proposal_is_scored():
 
 
 @pytest.mark.parametrize(
-    "draft", (Model(perturbed(TARGET, 0.5)), NoDraft(width=GAMMA)), ids=("model", "none")
+    "draft",
+    (
+        pytest.param(Model(perturbed(TARGET, 0.5)), id="model"),
+        pytest.param(NoDraft(width=GAMMA), id="none", marks=pytest.mark.slow),
+    ),
 )
 def test_everything_but_the_time_is_as_with_one_width(draft):
     """A table model is not rounded differently, so sampled tokens and their noise are equal, too."""
