@@ -238,7 +238,7 @@ class Certify(_Decoding):
     """Rounds of real decoding whose laws are drawn from, for each draft."""
     draws: int = 2048
     """Draws of the acceptance rule in each of them."""
-    samples: int = 32
+    samples: int = 24
     """Sampled texts of each prompt, with and without speculation."""
     sample_tokens: int = 3
     """Tokens of each sampled text at most; more of them also show lengths and ends."""

@@ -41,7 +41,7 @@ class Effort:
 
     contexts: int = 32
     draws: int = 2048
-    samples: int = 32
+    samples: int = 24
     sample_tokens: int = 3
     level: float = 1e-6
 
