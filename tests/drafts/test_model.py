@@ -1,5 +1,7 @@
 """The model draft: caches that a length cannot roll back, and failures that heal."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -74,3 +76,13 @@ def test_a_failing_target_ends_its_rows_where_plain_decoding_does():
     np.testing.assert_array_equal(out.finish_reasons, plain.finish_reasons)
     np.testing.assert_array_equal(out.tokens, plain.tokens)
     np.testing.assert_array_equal(out.lengths, plain.lengths)
+
+
+def test_a_draft_derived_from_it_keeps_its_own_methods():
+    class Silent(Model):
+        def propose(self, module, carry, context):
+            proposal, carry = super().propose(module, carry, context)
+            return dataclasses.replace(proposal, live=jnp.zeros_like(proposal.live)), carry
+
+    out = run(Recurrent(), Silent(Recurrent()))
+    assert not np.any(out.stats.drafted)

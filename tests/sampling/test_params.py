@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from specjax.sampling import Sampling, row_seeds, to_rows
+from specjax.sampling.params import select_rows
 
 VOCAB = 5
 
@@ -205,3 +206,23 @@ def test_every_setting_reaches_the_rows():
     for name, value in changed.items():
         leaves = jax.tree.leaves(rows_of(**{name: value}))
         assert any(np.any(np.asarray(a) != np.asarray(b)) for a, b in zip(leaves, plain, strict=True)), name
+
+
+def test_settings_of_rows_follow_them_and_settings_for_all_stay():
+    sampling = Sampling(
+        temperature=[0.5, 1.0, 2.0],
+        top_p=0.9,
+        seed=np.array([7, 8, 9]),
+        logit_bias=[{1: 1.0}, {}, {3: 2.0}],
+        banned_tokens=[4, 5, 6],
+        banned_sequences=[[[1, 2]], [], [[3, 4]]],
+    )
+    order = np.array([2, 0])
+    found = select_rows(sampling, order, batch=3)
+    assert found.temperature.tolist() == [2.0, 0.5]
+    assert found.seed.tolist() == [9, 7]
+    assert found.top_p == 0.9
+    assert found.logit_bias == [{3: 2.0}, {1: 1.0}]
+    assert found.banned_sequences == [[[3, 4]], [[1, 2]]]
+    # Three ids for all rows are not one for each of three rows.
+    assert [list(row) for row in found.banned_tokens] == [[4, 5, 6]]
