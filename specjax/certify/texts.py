@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +20,7 @@ from specjax.sampling import Sampling
 from specjax.testing import logit_tolerance
 
 _NEAR_TIE = 4.0  # times the measured noise between two shapes
-_ROUNDS_BEFORE = 3  # a look at the verified rows
+_ROUNDS_BEFORE = 3  # the round whose verified rows are looked at
 
 
 def check_greedy(
@@ -49,20 +48,6 @@ def check_coupled(subject: Subject, drafts: Mapping[str, Draft], *, stage: str) 
             out = subject.generate(draft, subject.sampling, **changes)
             promise = f"coupled samples are plain decoding's, gamma {gamma}"
             yield _equal_texts(stage, promise, name, out, plain_of(width=draft.slots(gamma)))
-
-
-class _Plains(dict[int, GenerateResult]):
-    """Texts of plain decoding by the width of its rounds, each decoded once."""
-
-    def __init__(
-        self, subject: Subject, sampling: Sampling, changes: Mapping[str, Any] | None = None
-    ) -> None:
-        super().__init__()
-        self._decode = lambda width: subject.plain(sampling, width=width, **(changes or {}))
-
-    def __missing__(self, width: int) -> GenerateResult:
-        self[width] = self._decode(width)
-        return self[width]
 
 
 def check_rows(subject: Subject, drafts: Mapping[str, Draft], *, stage: str) -> Iterator[Check]:
