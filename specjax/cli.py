@@ -7,9 +7,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Literal
-
-import jax
+from typing import Literal
 
 try:
     import rich  # noqa: F401
@@ -21,101 +19,18 @@ except ModuleNotFoundError as error:
 
 from specjax.certify import Effort
 from specjax.certify import run as certification
-from specjax.decoding import DecodeConfig, Stop, power_widths
+from specjax.decoding import DecodeConfig, Stop
 from specjax.decoding.arguments import make_request
-from specjax.sampling import Sampling
+from specjax.text.flags import DecodingFlags, UsageError, round_widths
 from specjax.text.output import JsonOutput, TextOutput, stderr_console
-from specjax.text.prompts import BadLine, Prompt, read_jsonl
 from specjax.text.session import Session, Settings
 
 _OK, _FAILED, _UNUSABLE, _INTERRUPTED, _BROKEN_PIPE = 0, 1, 2, 130, 141
 _ANY_VOCABULARY = 2**31 - 1  # flags are checked before a model is there
-_SAMPLING = (
-    *("temperature", "top_k", "top_p", "min_p", "min_new_tokens", "seed"),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size"),
-)
-
-
-class UsageError(Exception):
-    """The command cannot be carried out as it was given."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Decoding:
-    """What all commands that decode are asked."""
-
-    prompt: Annotated[str, tyro.conf.Positional] = ""
-    """The prompt."""
-    file: pathlib.Path | None = None
-    """Take the contents of this file as the prompt."""
-    jsonl: pathlib.Path | None = None
-    """Take one prompt from each line: {"prompt": text}, {"messages": [...]} or {"turns": [text, ...]}, the
-    first of them; "id" is optional."""
-    raw: bool = False
-    """Continue the prompt as it is, without the chat template."""
-
-    model: str = "smollm2-135m-instruct"
-    """A checkpoint directory, a .gguf file, a hub id, or the default model, which is downloaded once."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the weights; auto takes the faster one."""
-    gamma: int = 4
-    """Draft tokens in each round, at most."""
-    rule: Literal["auto", "token", "block", "coupled"] = "auto"
-    """How sampled draft tokens are accepted; with coupled, text does not depend on the draft (README)."""
-
-    max_new_tokens: int = 128
-    """Tokens to generate at most."""
-    min_new_tokens: int = 0
-    """Tokens before the text may end."""
-    temperature: float = 0.0
-    """0 takes the likeliest token; 1 samples from the model's own distribution."""
-    top_k: int = 0
-    """Sample from the k likeliest tokens; 0 from all."""
-    top_p: float = 1.0
-    """Sample from the likeliest tokens that together have this probability."""
-    min_p: float = 0.0
-    """Sample from tokens at least this fraction as likely as the likeliest."""
-    repetition_penalty: float = 1.0
-    """Above 1: tokens that occurred in prompt or text become less likely."""
-    presence_penalty: float = 0.0
-    """Subtracted from the logits of tokens that occurred in the text."""
-    frequency_penalty: float = 0.0
-    """Subtracted once for each time that a token occurred in the text."""
-    no_repeat_ngram_size: int = 0
-    """No so many tokens in a row occur twice in prompt and text; 0 allows it."""
-    seed: int = 0
-    """Equal seeds give equal samples."""
-
-    def sampling(self) -> Sampling:
-        return Sampling(**{name: getattr(self, name) for name in _SAMPLING})
-
-    def prompts(self) -> tuple[list[Prompt], list[BadLine]]:
-        """The prompts, from wherever they were given, and lines that hold none.
-
-        Raises:
-            ValueError: no prompt, or more than one source.
-            OSError: a file cannot be read.
-        """
-        given = [name for name in ("prompt", "file", "jsonl") if getattr(self, name)]
-        if len(given) > 1:
-            raise ValueError(f"prompts from {' and '.join(given)}; expected one of them")
-        if self.jsonl:
-            return read_jsonl(self.jsonl)
-        if self.file:
-            text = self.file.read_text(encoding="utf-8")
-        elif self.prompt or sys.stdin.isatty():
-            text = self.prompt
-        else:
-            text = sys.stdin.read()
-        if not text.strip():
-            raise ValueError(
-                "no prompt; give it as an argument, with --file or --jsonl, or on standard input"
-            )
-        return [Prompt(content=text)], []
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Generate(_Decoding):
+class Generate(DecodingFlags):
     """Generate text with speculative decoding.
 
     The prompt is an argument, a file, a JSONL file with one prompt a line, or standard input. Text goes to
@@ -162,7 +77,7 @@ class Generate(_Decoding):
             raise ValueError("--system needs the chat template, which --raw turns off")
         widths = self.verify_widths
         if widths is None:
-            widths = _widths((self.draft,), self.gamma)
+            widths = round_widths((self.draft,), self.gamma)
         config = DecodeConfig(
             max_new_tokens=self.max_new_tokens,
             gamma=self.gamma,
@@ -212,7 +127,7 @@ class Generate(_Decoding):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Certify(_Decoding):
+class Certify(DecodingFlags):
     """Check on a pair of models, prompts and settings that speculation changes nothing.
 
     Decodes and samples with and without speculation, compares texts token for token where they must be equal,
@@ -270,7 +185,7 @@ class Certify(_Decoding):
             config = DecodeConfig(
                 max_new_tokens=self.max_new_tokens,
                 gamma=self.gamma,
-                verify_widths=_widths(drafts, self.gamma),
+                verify_widths=round_widths(drafts, self.gamma),
                 rule=self.rule,
             )
             certificate = certification.run(
@@ -293,12 +208,6 @@ class Certify(_Decoding):
         except (ValueError, OSError, RuntimeError, ImportError) as error:
             raise UsageError(str(error)) from error
         return _OK if certificate.passed else _FAILED
-
-
-def _widths(drafts: Sequence[str], gamma: int) -> tuple[int, ...]:
-    """Widths of rounds that pay: n-grams often propose little, and a CPU pays for every token scored."""
-    pays = jax.default_backend() == "cpu" and all(draft == "ngram" for draft in drafts)
-    return power_widths(gamma) if pays else ()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

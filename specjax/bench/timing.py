@@ -1,4 +1,4 @@
-"""Measuring on a machine that also does other things: turns, medians with intervals, the CPU time of others."""
+"""Measuring on a machine that also does other things: turns, medians with intervals, CPU time of others."""
 
 from __future__ import annotations
 
