@@ -17,10 +17,10 @@ from specjax.decoding.arguments import check_capacity, concrete, make_request, p
 from specjax.decoding.config import DecodeConfig
 from specjax.decoding.invariants import raise_on_violation
 from specjax.decoding.program import Program
-from specjax.decoding.round import Scored, round_noise, score_round
+from specjax.decoding.round import Scored, round_context, round_noise, score_round
 from specjax.decoding.state import DecodeState, GenerateResult, Request
 from specjax.decoding.stop import Stop
-from specjax.drafts import Draft, NoDraft
+from specjax.drafts import Draft, NoDraft, Proposal
 from specjax.models.vocabulary import check_compatible
 from specjax.sampling import Processor, Sampling
 
@@ -150,6 +150,17 @@ class Decoder:
         """
         return self._compiled_for(state).score(self._weights, state)
 
+    def propose(self, state: DecodeState) -> Proposal:
+        """What the draft would propose in the next round. The state stays usable."""
+        return self._compiled_for(state).propose(self._weights, state)
+
+    def lower_rounds(self, state: DecodeState) -> jax.stages.Lowered:
+        """The loop of `run_rounds`, lowered: its `compile()` tells what memory it takes.
+
+        It is compiled only once, here or by `run_rounds`.
+        """
+        return self._compiled_for(state).run.lower(self._weights, state, np.int32(1))
+
     def result(self, state: DecodeState) -> GenerateResult:
         """What the rows of a state have generated so far. The state stays usable."""
         return self._compiled_for(state).result(state)
@@ -267,6 +278,7 @@ class _Programs:
     run: Any
     extend: Any
     score: Any
+    propose: Any
     result: Any
 
 
@@ -286,6 +298,11 @@ def _programs(graphdef: Any, program: Program) -> _Programs:
         merged = _merged(graphdef, program, weights)
         return score_round(*merged, state, round_noise(merged[0], state))[0]
 
+    def propose(weights: Any, state: DecodeState) -> Proposal:
+        merged, _, draft_module = _merged(graphdef, program, weights)
+        context = round_context(merged, state, round_noise(merged, state))
+        return merged.draft.propose(draft_module, state.draft, context)[0]
+
     start, extend = _admission_programs(graphdef, program.for_admission())
     return _Programs(
         program=program,
@@ -294,6 +311,7 @@ def _programs(graphdef: Any, program: Program) -> _Programs:
         run=jax.jit(run, donate_argnums=1),
         extend=extend,
         score=jax.jit(score),
+        propose=jax.jit(propose),
         result=jax.jit(functools.partial(loop.result, program)),
     )
 

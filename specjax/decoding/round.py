@@ -99,7 +99,8 @@ def score_round(
         What the other half decides on, the draft's carry, and what the target's cache would become.
     """
     sampling = state.request.sampling
-    proposal, draft_carry = program.draft.propose(draft_module, state.draft, _context(program, state, noise))
+    context = round_context(program, state, noise)
+    proposal, draft_carry = program.draft.propose(draft_module, state.draft, context)
     gamma = program.gamma
     chex.assert_shape(proposal.tokens, (state.length.shape[0], gamma))
 
@@ -142,7 +143,8 @@ def _score(
     return jax.lax.switch(narrower, [functools.partial(score, width) for width in program.widths])
 
 
-def _context(program: Program, state: DecodeState, noise: Noise) -> RoundContext:
+def round_context(program: Program, state: DecodeState, noise: Noise) -> RoundContext:
+    """What the draft may look at in every row's next round."""
     greedy = state.request.sampling.greedy
     draft_rows = state.request.draft_sampling
     generated = state.length - state.prompt_length

@@ -129,7 +129,7 @@ def load(
     dtype = resolve_dtype(dtype)
     name = os.fspath(name_or_path)
     with _optional_packages():
-        path = _find(name, cache_dir, progress)
+        path = find(name, cache_dir, progress=progress)
         config, tensor, tokenizer = _open_directory(path) if path.is_dir() else _open_file(path)
     if len(tokenizer) > config.vocab_size:
         raise ValueError(f"{path}: the tokenizer has {len(tokenizer)} tokens, the model {config.vocab_size}")
@@ -142,7 +142,9 @@ Tensors = Callable[[str], np.ndarray]
 Opened = tuple[ModelConfig, Tensors, "transformers.PreTrainedTokenizerFast"]
 
 
-def _find(name: str, cache_dir: str | os.PathLike[str] | None, progress: bool) -> pathlib.Path:
+def find(
+    name: str, cache_dir: str | os.PathLike[str] | None = None, *, progress: bool = True
+) -> pathlib.Path:
     """The local directory or file that a name stands for; a path that exists wins over a hub id."""
     from specjax.models import default_model, hub
 

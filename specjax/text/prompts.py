@@ -19,11 +19,13 @@ class Prompt:
         content: a text, or a conversation as `{"role": ..., "content": ...}` objects.
         name: how reports call it.
         line: where in a file it stands, from 1; None without one.
+        task: what kind of request it is, where a file says so.
     """
 
     content: str | Sequence[Message]
     name: str = "prompt"
     line: int | None = None
+    task: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +40,7 @@ def read_jsonl(path: pathlib.Path) -> tuple[list[Prompt], list[BadLine]]:
     """Reads one prompt a line; empty lines count but are skipped, and a bad line does not stop the others.
 
     A line is an object with a `prompt` (a text), `messages` (a conversation) or `turns` (texts of the user,
-    of which the first is taken), and optionally an `id`.
+    of which the first is taken), and optionally an `id` or `question_id`, and a `task` or `category`.
 
     Raises:
         OSError: the file cannot be read.
@@ -93,7 +95,11 @@ def _parse(line: bytes, number: int) -> Prompt:
         raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from error
     if not isinstance(record, dict):
         raise ValueError(f"is a JSON {type(record).__name__}; expected an object")
-    return Prompt(content=_content(record), name=str(record.get("id", f"line {number}")), line=number)
+    name = record.get("id", record.get("question_id", f"line {number}"))
+    task = record.get("task", record.get("category"))
+    return Prompt(
+        content=_content(record), name=str(name), line=number, task=None if task is None else str(task)
+    )
 
 
 def _content(record: dict[str, Any]) -> str | list[Message]:
