@@ -17,6 +17,7 @@ except ModuleNotFoundError as error:
         f"the command line needs the package {error.name!r}; install: pip install 'specjax[cli,models]'"
     ) from error
 
+from specjax.bench.command import Bench
 from specjax.certify import Effort
 from specjax.certify import run as certification
 from specjax.decoding import DecodeConfig, Stop
@@ -216,8 +217,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: arguments without the program's name; None: those of the process.
     """
-    command: Generate | Certify = tyro.extras.subcommand_cli_from_dict(
-        {"generate": Generate, "certify": Certify},
+    command: Generate | Certify | Bench = tyro.extras.subcommand_cli_from_dict(
+        {"generate": Generate, "certify": Certify, "bench": Bench},
         prog="specjax",
         description="Exact speculative decoding for JAX.",
         args=argv,

@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 _PROC = pathlib.Path("/proc")
 _CONFIDENCE = 0.95
+_SHORTEST_SECONDS = 0.2  # the kernel counts CPU time in hundredths of a second
 # Of the columns of /proc/stat: user, nice, system, irq, softirq, steal. Idle, waiting for disks, and guests
 # (which are part of user) are not counted.
 _BUSY_COLUMNS = (0, 1, 2, 5, 6, 7)
@@ -46,7 +47,7 @@ class Sample(Generic[T]):
         seconds: wall time of `Arm.run`.
         result: what it returned.
         busy_elsewhere: CPU time of other processes meanwhile, as a fraction of what all cores have; None
-            where the platform does not tell.
+            where the platform does not tell, or too coarsely for so short a run.
     """
 
     turn: int
@@ -99,8 +100,9 @@ def _sample(arm: Arm[T], turn: int) -> Sample[T]:
     result = arm.run()
     seconds = time.perf_counter() - begun
     busy = None
-    if others is not None and (now := others_cpu_seconds()) is not None:
-        busy = max(now - others, 0.0) / max(seconds, 1e-9) / (os.cpu_count() or 1)
+    now = others_cpu_seconds() if seconds >= _SHORTEST_SECONDS else None
+    if others is not None and now is not None:
+        busy = max(now - others, 0.0) / seconds / (os.cpu_count() or 1)
     return Sample(turn=turn, seconds=seconds, result=result, busy_elsewhere=busy)
 
 

@@ -18,10 +18,9 @@ from specjax.drafts import Draft, Model, Ngram
 from specjax.models.load import LanguageModel, load
 from specjax.sampling import Sampling
 from specjax.testing import perturbed
-from specjax.text.output import status
+from specjax.text.output import check_writable, status
 from specjax.text.prompts import Prompt, encode
 
-_FIGURES = (".png", ".svg", ".pdf")
 _NOISE = 0.05  # of the draft "perturbed": mostly right on the models it was tried on
 
 
@@ -55,7 +54,7 @@ def run(settings: Settings, prompts: Sequence[Prompt], console: Console) -> Cert
         ValueError, RuntimeError, ImportError, OSError: a model cannot be loaded, or nothing can be certified
             with these settings.
     """
-    _check_outputs(settings)
+    check_writable(settings.json, settings.figure)
     with status(console, f"loading {settings.model} ..."):
         lm = load(settings.model, dtype=settings.dtype)
     drafts = {name: _draft(name, lm, settings.dtype, console) for name in settings.drafts}
@@ -84,18 +83,6 @@ def run(settings: Settings, prompts: Sequence[Prompt], console: Console) -> Cert
     if settings.figure is not None:
         write_figure(certificate, settings.figure)
     return certificate
-
-
-def _check_outputs(settings: Settings) -> None:
-    """Finds out at once what would lose the results at the end."""
-    for path in (settings.json, settings.figure):
-        if path is not None and not path.parent.is_dir():
-            raise ValueError(f"{path} cannot be written: there is no folder {path.parent}")
-    if settings.figure is not None:
-        import matplotlib  # noqa: F401
-
-        if settings.figure.suffix not in _FIGURES:
-            raise ValueError(f"{settings.figure} is no figure; expected {', '.join(_FIGURES)}")
 
 
 def _draft(name: str, lm: LanguageModel, dtype: str, console: Console) -> Draft:

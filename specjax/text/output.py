@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import pathlib
 import sys
 from collections.abc import Generator
 from typing import Any
@@ -15,6 +16,7 @@ from specjax.text.generation import Generation
 from specjax.text.prompts import BadLine, Prompt
 from specjax.text.report import Entry, Report, describe
 
+_FIGURES = (".png", ".svg", ".pdf")
 _REPORT_WIDTH = 120  # of a report that goes to a file
 
 
@@ -24,6 +26,27 @@ def stderr_console() -> Console:
     if not console.is_terminal:
         console.width = _REPORT_WIDTH
     return console
+
+
+def check_writable(data: pathlib.Path | None, figure: pathlib.Path | None) -> None:
+    """Finds out at once what would lose results at the end.
+
+    Raises:
+        ValueError: there is no such folder, or the figure's format is unknown.
+        ImportError: nothing is installed that draws.
+    """
+    for path in (data, figure):
+        if path is not None and not path.parent.is_dir():
+            raise ValueError(f"{path} cannot be written: there is no folder {path.parent}")
+    if figure is not None:
+        if figure.suffix not in _FIGURES:
+            raise ValueError(f"{figure} is no figure; expected {', '.join(_FIGURES)}")
+        try:
+            import matplotlib  # noqa: F401
+        except ModuleNotFoundError as error:
+            raise ImportError(
+                "figures need the package 'matplotlib'; install: pip install 'specjax[plots]'"
+            ) from error
 
 
 @contextlib.contextmanager

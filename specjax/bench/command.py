@@ -1,0 +1,135 @@
+"""`specjax bench`: the flags, and what is done with them."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import sys
+from typing import Literal
+
+import tyro
+
+from specjax.bench import run as bench
+from specjax.bench.figure import write_figure
+from specjax.bench.report import print_report
+from specjax.bench.workload import read_tasks
+from specjax.decoding import DecodeConfig, Stop
+from specjax.decoding.arguments import make_request
+from specjax.sampling import Sampling
+from specjax.text.flags import ModelFlags, UsageError
+from specjax.text.output import check_writable, stderr_console
+
+_OK, _INTERRUPTED = 0, 130
+_ANY_VOCABULARY = 2**31 - 1  # flags are checked before a model is there
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bench(ModelFlags):
+    """Measure how fast drafts, plain decoding and other libraries are on the same prompts.
+
+    All arms take turns, generate the same number of tokens (nothing ends a text early), and are compared with
+    plain decoding at its own fastest width. Tables go to standard error.
+
+    The exit code is 2 if the command makes no sense, and 130 after Ctrl-C, which still reports what was
+    measured.
+    """
+
+    jsonl: pathlib.Path | None = None
+    """Take one prompt from each line: {"prompt": text}, {"messages": [...]} or {"turns": [text, ...]}, the
+    first of them, with an optional "task" or "category". The default is the four prompts of the demo."""
+    task: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Only prompts of this task, once or more; the default is all."""
+    per_task: int = 4
+    """Prompts of each task, the first of the file."""
+
+    draft: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """What guesses tokens, once or more: ngram (the default), none (plain decoding alone), or a model with
+    the same tokenizer. Plain decoding is always measured."""
+    gammas: tuple[int, ...] = (4,)
+    """Draft tokens in each round, at most; each number is measured."""
+    batch: tuple[int, ...] = (1,)
+    """Prompts that are decoded together; each number is measured. Prompts of one batch are of one task."""
+    repeats: int = 5
+    """Turns: how often each arm decodes each prompt."""
+    hand_written: bool = False
+    """Also measure a minimal greedy loop over the same model, to see what the library costs beside it."""
+
+    peer: tyro.conf.UseAppendAction[tuple[Literal["transformers", "llama-cpp", "openvino"], ...]] = ()
+    """Also measure this library in the same turns, plainly and with its prompt lookup; once or more."""
+    peer_python: pathlib.Path = pathlib.Path(sys.executable)
+    """The Python that has the peers; the default is the one that runs this."""
+    peer_model: str | None = None
+    """What peers load, if not --model."""
+    peer_gammas: tuple[int, ...] = (5,)
+    """Draft tokens of the peers' prompt lookup; each number is measured."""
+
+    json: pathlib.Path | None = None
+    """Write all measurements to this file."""
+    figure: pathlib.Path | None = None
+    """Draw speed-ups by task, gamma and batch size into this file (.png, .svg, .pdf)."""
+
+    def settings(self) -> bench.Settings:
+        """The checked settings.
+
+        Raises:
+            ValueError, ImportError: a flag makes no sense.
+        """
+        for name, values, least in (
+            ("gammas", self.gammas, 1),
+            ("batch", self.batch, 1),
+            ("peer-gammas", self.peer_gammas, 1),
+            ("repeats", (self.repeats,), 1),
+            ("per-task", (self.per_task,), 1),
+            ("max-new-tokens", (self.max_new_tokens,), 2),
+        ):
+            if not values or min(values) < least or len(set(values)) < len(values):
+                raise ValueError(f"--{name} is {values}; expected different integers of at least {least}")
+        check_writable(self.json, self.figure)
+        sampling = self.sampling()
+        config = DecodeConfig(max_new_tokens=self.max_new_tokens, gamma=max(self.gammas), rule=self.rule)
+        make_request(1, config, _ANY_VOCABULARY, sampling, None, Stop(), ())
+        plain = dataclasses.replace(sampling, seed=Sampling().seed) == Sampling()
+        if not plain and (self.hand_written or self.peer):
+            raise ValueError(
+                f"{'--hand-written' if self.hand_written else '--peer'} decodes greedily and processes no "
+                "logits; expected no flags of sampling beside it"
+            )
+        drafts = tuple(dict.fromkeys(self.draft or ("ngram",)))
+        return bench.Settings(
+            model=self.model,
+            dtype=self.dtype,
+            drafts=tuple(draft for draft in drafts if draft != "none"),
+            gammas=self.gammas,
+            batches=self.batch,
+            max_new_tokens=self.max_new_tokens,
+            repeats=self.repeats,
+            rule=self.rule,
+            sampling=sampling,
+            raw=self.raw,
+            hand_written=self.hand_written,
+            peers=tuple(dict.fromkeys(self.peer)),
+            peer_python=str(self.peer_python),
+            peer_model=self.peer_model,
+            peer_gammas=self.peer_gammas,
+        )
+
+    def run(self) -> int:
+        """Carries the command out and returns the exit code.
+
+        Raises:
+            UsageError: it cannot be carried out.
+        """
+        console = stderr_console()
+        try:
+            settings = self.settings()
+            tasks = read_tasks(self.jsonl, self.task, self.per_task)
+            benchmark = bench.run(settings, tasks, console)
+        except (ValueError, OSError, RuntimeError, ImportError) as error:
+            raise UsageError(str(error)) from error
+        if benchmark.records:
+            print_report(benchmark, console)
+        if self.json is not None:
+            benchmark.write_json(self.json)
+        if self.figure is not None and benchmark.records:
+            write_figure(benchmark, self.figure)
+        return _INTERRUPTED if benchmark.interrupted else _OK
