@@ -12,6 +12,7 @@ from specjax.bench.record import Benchmark
 from specjax.bench.summary import OVERALL, PERCENTILES, Row, fastest_plain, summarize
 from specjax.bench.timing import Interval
 
+_ACCEPTED = "accepted at 1, 2, ..."
 _BUSY = 0.05  # of all cores: beyond this, times say as much about other processes as about the arms
 
 
@@ -31,7 +32,9 @@ class Grid:
             pad_edge=False,
         )
         for index, name in enumerate(self.lines[0]):
-            table.add_column(name, justify="right" if index else "left", no_wrap=index > 0)
+            table.add_column(
+                name, justify="right" if index else "left", no_wrap=index > 0 and name != _ACCEPTED
+            )
         for line in self.lines[1:]:
             table.add_row(*line)
         return table
@@ -99,7 +102,7 @@ def rounds(benchmark: Benchmark, batch: int) -> Grid:
         "verify\nms",
         "draft\nms",
         "tokens\n/round",
-        "accepted at 1, 2, ...",
+        _ACCEPTED,
         "caches\nMB",
         "loop\nMB",
         *(f"p{percentile}\ns" for percentile in PERCENTILES),
