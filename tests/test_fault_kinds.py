@@ -387,7 +387,7 @@ GROUPS = {
         "a comparison with a slow way of plain decoding": {
             "text/test_comparison.py": ["test_the_ratio_is_never_to_the_slower_plain_way"],
         },
-        "times": "They are measured and not tested, by scripts/bench_step.py and scripts/bench_decode.py.",
+        "times": "They are measured and not tested, by scripts/bench_step.py and specjax bench.",
         "a busy server, several devices": "There is no server, and programs run on one device.",
     },
     "memory": {

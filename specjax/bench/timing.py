@@ -121,6 +121,8 @@ class Interval:
     confidence: float
 
     def __str__(self) -> str:
+        if self.low == self.high:  # a single value, or nothing that varies
+            return f"{self.median:.2f}"
         return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
 
 

@@ -169,7 +169,6 @@ def test_the_report_says_what_to_be_careful_about(benchmark, capsys):
     print_report(benchmark, stderr_console())
     err = " ".join(capsys.readouterr().err.split())
     for part in (
-        "2.00 (2.00 to 2.00)",
         "6/9, from 7",
         "0.75 0.20 -",
         "in 15 of 45 runs other processes used more than 5% of the CPU time, at most 30%",

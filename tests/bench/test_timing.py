@@ -80,7 +80,9 @@ def test_few_values_span_the_interval_and_it_says_what_that_is_worth():
     interval = median_interval([3.0, 1.0, 2.0])
     assert (interval.low, interval.median, interval.high) == (1.0, 2.0, 3.0)
     assert interval.confidence == 0.75
+    assert str(interval) == "2.00 (1.00 to 3.00)"
     assert median_interval([5.0]).confidence == 0.0
+    assert str(median_interval([5.0])) == "5.00"
 
 
 def test_a_ratio_of_pairs_does_not_see_what_slowed_both():
