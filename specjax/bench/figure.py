@@ -9,7 +9,7 @@ import numpy as np
 
 from specjax.bench.record import Benchmark
 from specjax.bench.report import task_speedup
-from specjax.bench.summary import OVERALL, Row, summarize
+from specjax.bench.summary import OVERALL, Row, fastest_plain, summarize
 
 
 def write_figure(benchmark: Benchmark, path: str | os.PathLike[str]) -> None:
@@ -83,6 +83,7 @@ def _by_gamma(axes: Any, benchmark: Benchmark, batch: int) -> None:
         own = sorted((r for r in rows if r.label.draft == draft), key=lambda row: row.label.gamma)
         own = [row for row in own if task_speedup(row)]
         _draw(axes.errorbar, [row.label.gamma for row in own], own, marker="o", capsize=3, label=draft)
+    axes.set_xticks(sorted({row.label.gamma for row in rows}))
     axes.axhline(1.0, color="0.3", linewidth=1)
     axes.set(
         title=f"by draft tokens a round, batch {batch}", xlabel="gamma", ylabel="times as fast, all tasks"
@@ -95,8 +96,11 @@ def _by_batch(axes: Any, benchmark: Benchmark) -> None:
     speeds: dict[str, list[tuple[int, float]]] = {}
     for batch in benchmark.batches:
         for row in summarize(benchmark, batch):
-            if row.decode_rate is not None:
-                speeds.setdefault(row.label.name, []).append((batch, row.decode_rate))
+            plain = row.label.kind == "plain"
+            if row.decode_rate is None or (plain and row.label.name != fastest_plain(benchmark, batch)):
+                continue
+            name = "plain, fastest width" if plain else row.label.name
+            speeds.setdefault(name, []).append((batch, row.decode_rate))
     for arm, points in speeds.items():
         axes.plot(*np.array(points).T, marker="o", label=arm)
     axes.set(title="by rows decoded together", xlabel="batch", ylabel="tokens/s, all rows, decode")
