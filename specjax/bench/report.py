@@ -106,7 +106,7 @@ def rounds(benchmark: Benchmark, batch: int) -> Grid:
         "caches\nMB",
         "loop\nMB",
         *(f"p{percentile}\ns" for percentile in PERCENTILES),
-        "warm-\nup s",
+        "warm-up\ns",
     ]
     lines = []
     for row in summarize(benchmark, batch):
