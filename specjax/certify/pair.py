@@ -13,6 +13,7 @@ import numpy as np
 from flax import nnx
 
 from specjax.decoding import DecodeConfig, Decoder, DecodeState, GenerateResult, Stop
+from specjax.decoding.stop import select_stop
 from specjax.drafts import Draft, Model, NoDraft
 from specjax.sampling import Processor, Sampling
 from specjax.sampling.params import select_rows
@@ -76,6 +77,7 @@ class Subject:
             lengths=self.lengths[order],
             sampling=select_rows(self.sampling, order, len(self.lengths)),
             draft_sampling=self.draft_sampling and select_rows(self.draft_sampling, order, len(self.lengths)),
+            stop=select_stop(self.stop, order, len(self.lengths)),
         )
 
     def decoder(self, draft: Draft, **changes: Any) -> Decoder:
@@ -97,9 +99,9 @@ class Subject:
         return self.generate(NoDraft(width=width), sampling, **changes)
 
     def brief(self, new_tokens: int) -> Subject:
-        """The same with a budget of so many tokens, if they are fewer, and the same programs."""
+        """The same with budgets of no more than so many tokens, and the same programs."""
         budget = min(new_tokens, self.config.max_new_tokens)
-        return dataclasses.replace(self, stop=dataclasses.replace(self.stop, max_new_tokens=budget))
+        return dataclasses.replace(self, stop=self.stop.at_most(budget))
 
     def start(self, decoder: Decoder, sampling: Sampling) -> DecodeState:
         return decoder.start(

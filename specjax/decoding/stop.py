@@ -9,6 +9,7 @@ from typing import Any
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specjax.decoding.config import DecodeConfig, FinishReason
 from specjax.sampling.params import ArrayLike, id_lists, per_row, sequence_lists, sequence_slots_of, slots_of
@@ -32,6 +33,11 @@ class Stop:
     eos_ids: Sequence[int] | Sequence[Sequence[int]] | ArrayLike | None = None
     sequences: Sequence[Sequence[int]] | Sequence[Sequence[Sequence[int]]] = ()
     max_new_tokens: ArrayLike | None = None
+
+    def at_most(self, max_new_tokens: int) -> Stop:
+        """The same with budgets of no more than `max_new_tokens`."""
+        own = max_new_tokens if self.max_new_tokens is None else self.max_new_tokens
+        return dataclasses.replace(self, max_new_tokens=jnp.minimum(jnp.asarray(own), max_new_tokens))
 
 
 @jax.tree_util.register_dataclass
@@ -57,13 +63,9 @@ def to_rows(stop: Stop, batch: int, config: DecodeConfig) -> RowStop:
         ValueError: more ids, sequences or tokens in a sequence than the configuration has slots for.
     """
     budget = config.max_new_tokens if stop.max_new_tokens is None else stop.max_new_tokens
-    eos_ids: Any = () if stop.eos_ids is None else stop.eos_ids
-    if not isinstance(eos_ids, Sequence):
-        eos_ids = list(jnp.atleast_1d(jnp.asarray(eos_ids)))
+    eos_ids = _eos_lists(() if stop.eos_ids is None else stop.eos_ids, batch)
     return RowStop(
-        eos_ids=slots_of(
-            "eos_ids", id_lists("eos_ids", eos_ids, batch), config.max_eos, "DecodeConfig.max_eos", batch
-        ),
+        eos_ids=slots_of("eos_ids", eos_ids, config.max_eos, "DecodeConfig.max_eos", batch),
         sequences=sequence_slots_of(
             "sequences",
             sequence_lists("sequences", stop.sequences, batch),
@@ -73,6 +75,27 @@ def to_rows(stop: Stop, batch: int, config: DecodeConfig) -> RowStop:
         ),
         max_new_tokens=per_row("max_new_tokens", budget, batch, jnp.int32),
     )
+
+
+def select_stop(stop: Stop, order: np.ndarray, batch: int) -> Stop:
+    """The ends of some rows of a batch, in this order; what holds for all rows stays."""
+
+    def select(rows: list[Any]) -> list[Any]:
+        return [rows[row] for row in order] if len(rows) == batch else rows[0]
+
+    changes: dict[str, Any] = {"sequences": select(sequence_lists("sequences", stop.sequences, batch))}
+    if stop.eos_ids is not None:
+        changes["eos_ids"] = select(_eos_lists(stop.eos_ids, batch))
+    if np.ndim(stop.max_new_tokens) == 1:
+        changes["max_new_tokens"] = np.asarray(stop.max_new_tokens)[order]
+    return dataclasses.replace(stop, **changes)
+
+
+def _eos_lists(eos_ids: Any, batch: int) -> list[Any]:
+    """One list of ids for all rows, or one for each row, as a list of such lists."""
+    if not isinstance(eos_ids, Sequence):
+        eos_ids = list(jnp.atleast_1d(jnp.asarray(eos_ids)))
+    return id_lists("eos_ids", eos_ids, batch)
 
 
 def find_end(

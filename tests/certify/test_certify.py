@@ -45,7 +45,8 @@ def test_what_is_right_passes_in_every_stage_and_is_written_down(tmp_path):
         banned_sequences=((7, 8), (6,)),
         frequency_penalty=0.2,
     )
-    arguments = {"config": CONFIG, "sampling": sampling, "effort": EFFORT, "stages": True}
+    stop = specjax.Stop(eos_ids=[[8], [], [2, 8]], max_new_tokens=[24, 20, 24])
+    arguments = {"config": CONFIG, "sampling": sampling, "stop": stop, "effort": EFFORT, "stages": True}
     certificate = certify(TARGET, PROMPTS, {"model": DRAFT}, **arguments)
     assert certificate.passed, certificate.failures
     assert {check.stage for check in certificate.checks} == set(STAGES)

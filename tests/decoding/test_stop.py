@@ -5,13 +5,14 @@ and errs at slot `row` of each round: row r emits r accepted tokens and a replac
 gamma accepted tokens and a bonus token. Ends at ten places in turn fall on every slot of every part.
 """
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import specjax
 from specjax import FinishReason, Stop
-from specjax.decoding.stop import find_end, to_rows
+from specjax.decoding.stop import find_end, select_stop, to_rows
 from specjax.testing import Oracle, TableLM
 from tests.counting import counting_model, counting_table
 
@@ -155,6 +156,23 @@ def test_ends_of_one_row_are_no_ends_of_another():
         eos[row] = [int(TEXTS[row, 2])]
         out = run(eos_ids=eos, sequences=sequences)
         assert_ends(out, np.where(ended, 3, NEW), np.where(ended, FinishReason.EOS, FinishReason.LENGTH))
+
+
+def test_rows_are_selected_with_what_ends_them():
+    each = Stop(eos_ids=[[1], [], [2, 3]], sequences=[[], [[5, 6]], []], max_new_tokens=np.array([7, 8, 9]))
+    config = specjax.DecodeConfig(max_stop=1, max_stop_len=2)
+    chosen = select_stop(each, np.array([1, 2, 1]), batch=3)
+    rows, expected = to_rows(chosen, 3, config), to_rows(each, 3, config)
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[np.array([1, 2, 1])]), rows, expected)
+
+    # Three ids, or three sequences, for all rows are not one for each of three rows.
+    shared = Stop(eos_ids=[1, 2, 3], sequences=[[5, 6], [7], [8]], max_new_tokens=4)
+    assert select_stop(shared, np.array([2]), batch=3) == shared
+
+
+def test_a_lower_budget_leaves_smaller_ones_alone():
+    assert Stop().at_most(5).max_new_tokens == 5
+    np.testing.assert_array_equal(Stop(max_new_tokens=[3, 9]).at_most(5).max_new_tokens, [3, 5])
 
 
 def test_empty_lists_ask_for_nothing():
