@@ -87,7 +87,8 @@ def step_arm(model: Transformer, *, time: int, capacity: int, used: int, steps: 
             tokens, cache = carry
             model = nnx.merge(graphdef, weights)
             positions = used + jnp.arange(time, dtype=jnp.int32)[None]
-            hidden, _, cache = model(tokens, positions, cache)
+            hidden, _, pending = model(tokens, positions, cache)
+            cache = model.commit(cache, pending, positions[:, 0], jnp.array([time]))
             logits = model.logits(hidden[:, -1:] if prefill else hidden)
             return jnp.argmax(logits, axis=-1).astype(jnp.int32) + jnp.zeros_like(tokens), cache
 

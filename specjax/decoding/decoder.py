@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from specjax.decoding.round import Scored, round_context, round_noise, score_rou
 from specjax.decoding.state import DecodeState, GenerateResult, Request
 from specjax.decoding.stop import Stop
 from specjax.drafts import Draft, NoDraft, Proposal
+from specjax.models.sharding import constrain_rows, left_to_xla, mesh_of, with_auto_axes
 from specjax.models.vocabulary import check_compatible
 from specjax.sampling import Processor, Sampling
 
@@ -66,7 +68,9 @@ class Decoder:
         self.config = config or DecodeConfig()
         check_compatible(target, self.draft.module)
         # Arrays of processors travel with the weights.
-        self._graphdef, self._weights = nnx.split((target, self.draft.module, tuple(processors)))
+        self._graphdef, weights = nnx.split((target, self.draft.module, tuple(processors)))
+        self._weights = with_auto_axes(weights)
+        self._mesh = mesh_of(self._weights)
 
     def generate(
         self,
@@ -79,7 +83,8 @@ class Decoder:
     ) -> GenerateResult:
         """Prefill and every round, in one compiled program. See `specjax.generate`."""
         prompts, lengths, request = self._arguments(prompts, prompt_lengths, sampling, draft_sampling, stop)
-        out = self._compiled(prompts.shape[1]).generate(self._weights, prompts, lengths, request)
+        with self._on_mesh():
+            out = self._compiled(prompts.shape[1]).generate(self._weights, prompts, lengths, request)
         return self._checked(out)
 
     def start(
@@ -93,12 +98,15 @@ class Decoder:
     ) -> DecodeState:
         """Prefills and returns the state before the first round."""
         prompts, lengths, request = self._arguments(prompts, prompt_lengths, sampling, draft_sampling, stop)
-        return self._compiled(prompts.shape[1]).start(self._weights, prompts, lengths, request)
+        with self._on_mesh():
+            return self._compiled(prompts.shape[1]).start(self._weights, prompts, lengths, request)
 
     def run_rounds(self, state: DecodeState, rounds: int | None = None) -> DecodeState:
         """Runs at most `rounds` more rounds, or to the end. The state given is used up."""
         limit = np.int32(np.iinfo(np.int32).max if rounds is None else rounds)
-        return self._checked(self._compiled_for(state).run(self._weights, state, limit))
+        with self._on_mesh():
+            state = self._compiled_for(state).run(self._weights, state, limit)
+        return self._checked(state)
 
     def extend(
         self,
@@ -141,14 +149,16 @@ class Decoder:
             total = jnp.where(extended, state.length + lengths, 0)
             request_of_extended = dataclasses.replace(request, stop=budgets)
             check_capacity(request_of_extended, total, programs.program.capacity, self.target)
-        return programs.extend(self._weights, state, tokens, lengths, request)
+        with self._on_mesh():
+            return programs.extend(self._weights, state, tokens, lengths, request)
 
     def score(self, state: DecodeState) -> Scored:
         """What the next round would decide on: the proposal, and the laws of target and draft.
 
         For looking at a pair of models; decoding needs no call of it. The state stays usable.
         """
-        return self._compiled_for(state).score(self._weights, state)
+        with self._on_mesh():
+            return self._compiled_for(state).score(self._weights, state)
 
     def propose(self, state: DecodeState) -> Proposal:
         """What the draft would propose in the next round. The state stays usable."""
@@ -208,6 +218,10 @@ class Decoder:
         state = self.run_rounds(self.start(prompts, lengths, stop=nothing))
         jax.block_until_ready(self.result(state))
         return self
+
+    def _on_mesh(self) -> contextlib.AbstractContextManager[Any]:
+        """What programs are compiled and called in: on the mesh of the weights, if they lie on one."""
+        return contextlib.nullcontext() if self._mesh is None else jax.set_mesh(self._mesh)
 
     def _arguments(
         self,
@@ -286,13 +300,8 @@ class _Programs:
 def _programs(graphdef: Any, program: Program) -> _Programs:
     """Shared between decoders, so that repeated `generate` calls never compile the same thing twice."""
 
-    def generate(weights: Any, prompts: jax.Array, lengths: jax.Array, request: Request) -> GenerateResult:
-        merged = _merged(graphdef, program, weights)
-        state = admission.start(*merged, prompts, lengths, request)
-        return loop.result(program, loop.run_rounds(*merged, state))
-
     def run(weights: Any, state: DecodeState, limit: jax.Array) -> DecodeState:
-        return loop.run_rounds(*_merged(graphdef, program, weights), state, limit)
+        return constrain_rows(loop.run_rounds(*_merged(graphdef, program, weights), state, limit))
 
     def score(weights: Any, state: DecodeState) -> Scored:
         merged = _merged(graphdef, program, weights)
@@ -306,7 +315,7 @@ def _programs(graphdef: Any, program: Program) -> _Programs:
     start, extend = _admission_programs(graphdef, program.for_admission())
     return _Programs(
         program=program,
-        generate=jax.jit(generate),
+        generate=jax.jit(functools.partial(_generate, graphdef, program)),
         start=start,
         run=jax.jit(run, donate_argnums=1),
         extend=extend,
@@ -321,14 +330,24 @@ def _admission_programs(graphdef: Any, program: Program) -> tuple[Any, Any]:
     """`start` and `extend`, jitted."""
 
     def start(weights: Any, prompts: jax.Array, lengths: jax.Array, request: Request) -> DecodeState:
-        return admission.start(*_merged(graphdef, program, weights), prompts, lengths, request)
+        state = admission.start(*_merged(graphdef, program, weights), prompts, lengths, request)
+        return constrain_rows(state)
 
     def extend(
         weights: Any, state: DecodeState, tokens: jax.Array, lengths: jax.Array, request: Request
     ) -> DecodeState:
-        return admission.admit(*_merged(graphdef, program, weights), state, tokens, lengths, request)
+        merged = _merged(graphdef, program, weights)
+        return constrain_rows(admission.admit(*merged, state, tokens, lengths, request))
 
     return jax.jit(start), jax.jit(extend, donate_argnums=1)
+
+
+def _generate(
+    graphdef: Any, program: Program, weights: Any, prompts: jax.Array, lengths: jax.Array, request: Request
+) -> GenerateResult:
+    merged = _merged(graphdef, program, weights)
+    state = admission.start(*merged, prompts, lengths, request)
+    return loop.result(program, loop.run_rounds(*merged, state))
 
 
 def _merged(graphdef: Any, program: Program, weights: Any) -> tuple[Program, Any, Any]:
@@ -400,9 +419,9 @@ def decode(
     prompts, lengths = prompt_arrays(prompts, prompt_lengths, target.vocab_size)
     batch, width = prompts.shape
     program = Program.build(target, draft, config, config.row_capacity(width))
-    program = program.with_processors(tuple(processors))
     eos_ids = tuple(getattr(target, "eos_ids", ()))
     request = make_request(batch, config, target.vocab_size, sampling, draft_sampling, stop, eos_ids)
     check_capacity(request, lengths, program.capacity, target)
-    state = admission.start(program, target, draft.module, prompts, lengths, request)
-    return loop.result(program, loop.run_rounds(program, target, draft.module, state))
+    graphdef, weights = nnx.split((target, draft.module, tuple(processors)))
+    run = functools.partial(_generate, graphdef, program)
+    return left_to_xla(run, prompts)(weights, prompts, lengths, request)

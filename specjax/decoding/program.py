@@ -20,6 +20,7 @@ class Program:
         widths: how many tokens a round may score, ascending, the last G + 1.
         capacity: tokens a row can hold.
         longest: tokens a row's text may have: the capacity, or the target's context if that is shorter.
+        positional: lowering a length is all that the target's cache needs to forget.
         chunk: tokens fed at a time while catching up with a prompt.
         cache_capacity: slots of a cache. A row at its capacity still has room for the widest program that
             writes: no write is ever clamped, which would move it onto valid entries.
@@ -34,6 +35,7 @@ class Program:
     widths: tuple[int, ...]
     capacity: int
     longest: int
+    positional: bool
     chunk: int
 
     @property
@@ -58,7 +60,8 @@ class Program:
         """
         gamma = draft.slots(config.gamma)
         widths = (*(width for width in config.verify_widths if width <= gamma), gamma + 1)
-        if len(widths) > 1 and not getattr(target, "positional_cache", False):
+        positional = getattr(target, "positional_cache", False)
+        if len(widths) > 1 and not positional:
             raise ValueError(
                 f"DecodeConfig.verify_widths is {config.verify_widths}, but the target does not say "
                 "positional_cache; expected (), since its pending cache may have a shape for each width"
@@ -73,5 +76,6 @@ class Program:
             widths=widths,
             capacity=capacity,
             longest=min(capacity, getattr(target, "context_length", None) or capacity),
+            positional=positional,
             chunk=min(config.prefill_chunk, max(capacity - config.max_new_tokens, 1)),
         )

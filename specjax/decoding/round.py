@@ -72,7 +72,9 @@ def decode_round(program: Program, target: Any, draft_module: Any, state: Decode
         cached_length=state.cached_length + block.count,
         finish_reason=finish_reason,
         round=state.round + state.running.astype(jnp.int32),
-        cache=target.commit(state.cache, pending, state.cached_length, block.count),
+        cache=pending
+        if program.positional
+        else target.commit(state.cache, pending, state.cached_length, block.count),
         draft=program.draft.commit(draft_module, draft_carry, proposal, accepted, new_length),
         processors=program.pipeline.advance_block(state.processors, block.tokens, block.count),
         stats=_count(state, proposal, accepted, block.count),
@@ -134,6 +136,9 @@ def _score(
         chex.assert_shape(raw, (tokens.shape[0], width, program.vocab_size))
         # In half precision logits and noise tie, and what is drawn has not the law that is reported.
         raw = raw.astype(compute_dtype(raw.dtype))
+        if program.positional:
+            scored = jnp.full_like(state.cached_length, width)
+            pending = target.commit(state.cache, pending, state.cached_length, scored)
         return jnp.pad(raw, ((0, 0), (0, program.gamma + 1 - width), (0, 0))), pending
 
     if len(program.widths) == 1:

@@ -1,11 +1,14 @@
 """The KV cache: its layout, the ragged write into it and the attention over it.
 
-The three belong together. Layout `[B, K, S, D]` lets a ragged write update the cache in place inside a loop
-(with `[B, S, K, D]` the TPU compiler copies all of it), and lets attention read whole blocks of slots as
-matrices. Nothing outside this file knows the layout.
+The three belong together. Layout `[B, K, S, 2 D]` lets a ragged write update the cache in place inside a
+loop (with `[B, S, K, D]` the TPU compiler copies all of it), and lets attention read whole blocks of slots as
+matrices. The key and the value of a token lie side by side: with `D = 64`, arrays of their own would fill
+half of a TPU's 128 lanes, and the compiler would rather copy them into another layout. Nothing outside this
+file knows the layout.
 
-A slot is an absolute position. The cache holds no lengths: slots above a query's position are garbage, and
-the mask `kv_position <= query_position` is all that keeps them out.
+A slot is an absolute position. The cache holds no lengths: slots at or above a row's length are garbage, and
+a mask is all that keeps them out. Tokens attend to the cache and to each other before they are written: the
+one write of all layers comes last, where nothing reads the cache any more and XLA may do it in place.
 """
 
 from __future__ import annotations
@@ -21,22 +24,21 @@ from specjax.models.layers import compute_dtype
 
 # Slots that attention visits at a time.
 BLOCK = 512
+# Width of a TPU's registers: what begins at a multiple of it can be cut out of a cache for nothing.
+_LANES = 128
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["keys", "values"], meta_fields=[])
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class KVCache:
-    """Keys and values of every layer.
-
-    Keys and values are arrays of their own, one pair a layer: stacked, an update of one would copy the rest.
+    """Keys and values.
 
     Attributes:
-        keys: per layer `[B, K, S, D]`.
-        values: likewise.
+        layers: for each layer `[B, K, S, 2 D]`, the key and then the value of a slot. Arrays of their own:
+            stacked, an update of one would copy the rest.
     """
 
-    keys: tuple[jax.Array, ...]
-    values: tuple[jax.Array, ...]
+    layers: tuple[jax.Array, ...]
 
 
 def init_cache(
@@ -45,111 +47,174 @@ def init_cache(
     """A cache of zeros with at least `capacity` slots a row: beyond one block, whole blocks."""
     if capacity > BLOCK:
         capacity = -(-capacity // BLOCK) * BLOCK
-    shape = (batch, num_kv_heads, capacity, head_dim)
-    return KVCache(
-        keys=tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
-        values=tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
-    )
+    shape = (batch, num_kv_heads, capacity, 2 * head_dim)
+    return KVCache(layers=tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)))
 
 
-def write(cache: jax.Array, fresh: jax.Array, positions: jax.Array) -> jax.Array:
-    """Writes each row's fresh entries at that row's own offset.
+def write(cache: KVCache, fresh: KVCache, offsets: jax.Array) -> KVCache:
+    """Writes each row's fresh entries at that row's own offset, into every layer at once.
 
     Args:
-        cache: `[B, K, S, D]`, the keys or the values of one layer.
-        fresh: `[B, T, K, D]`.
-        positions: int32 `[B, T]`, consecutive within a row, so that the first one is the offset. The caller
-            guarantees `positions < S`: JAX would clamp a slice that starts too late, onto valid entries.
+        cache: arrays `[B, K, S, 2 D]`. fresh: arrays `[B, K, T, 2 D]`.
+        offsets: int32 `[B]`. The caller guarantees `offsets + T <= S`: JAX would clamp a slice that starts
+            too late, onto valid entries.
 
     Returns:
-        The cache with slots `positions[b]` of row `b` replaced.
+        The cache with slots `offsets[b]` to `offsets[b] + T - 1` of row `b` replaced.
     """
-    batch, time, heads, width = fresh.shape
-    chex.assert_shape(cache, (batch, heads, None, width))
-    chex.assert_shape(positions, (batch, time))
+    # A ragged write becomes a loop over the rows on TPU: one for all arrays, not one for each.
+    return jax.lax.platform_dependent(cache, fresh, offsets, tpu=_write_row_by_row, default=_write_rows)
 
+
+def _write_rows(cache: KVCache, fresh: KVCache, offsets: jax.Array) -> KVCache:
     def write_row(row: jax.Array, update: jax.Array, offset: jax.Array) -> jax.Array:
         zero = jnp.zeros_like(offset)
         return jax.lax.dynamic_update_slice(row, update, (zero, offset, zero))
 
-    written = jax.vmap(write_row)(cache, fresh.swapaxes(1, 2).astype(cache.dtype), positions[:, 0])
-    # The barrier keeps XLA from fusing the write into attention as well: on CPU it would write the same slots
-    # twice, into two copies of the whole cache (float32, one row, one token).
-    return jax.lax.optimization_barrier(written)
+    return jax.tree.map(lambda rows, updates: jax.vmap(write_row)(rows, updates, offsets), cache, fresh)
 
 
-def attend(queries: jax.Array, keys: jax.Array, values: jax.Array, positions: jax.Array) -> jax.Array:
-    """Causal grouped-query attention of a few queries over the cache.
+def _write_row_by_row(cache: KVCache, fresh: KVCache, offsets: jax.Array) -> KVCache:
+    zero = jnp.zeros_like(offsets[0])
 
-    `softmax(q kᵀ / sqrt(D)) v` over the slots `s <= position`, as an online softmax (Milakov and Gimelshein,
-    2018) over blocks of slots up to the longest row: cost follows the used length, and no score tensor spans
-    the capacity. A block in which a row has nothing to see changes no bit of that row, so its neighbours'
-    lengths cannot either.
+    def write_row(row: jax.Array, cache: KVCache) -> KVCache:
+        row = row.astype(offsets.dtype)
+
+        def write(array: jax.Array, updates: jax.Array) -> jax.Array:
+            update = jax.lax.dynamic_slice_in_dim(updates, row, 1, axis=0)
+            return jax.lax.dynamic_update_slice(array, update, (row, zero, offsets[row], zero))
+
+        return jax.tree.map(write, cache, fresh)
+
+    return jax.lax.fori_loop(0, offsets.shape[0], write_row, cache)
+
+
+def attend(queries: jax.Array, cached: jax.Array, fresh: jax.Array, used: jax.Array) -> jax.Array:
+    """Causal grouped-query attention of a few tokens over the cache and over themselves.
+
+    `softmax(q kᵀ / sqrt(D)) v` over the slots `s < used` and the fresh tokens up to the query's own, as an
+    online softmax (Milakov and Gimelshein, 2018) over blocks of slots up to the longest row: cost follows the
+    used length, and no score tensor spans the capacity. A block in which a row has nothing to see changes no
+    bit of that row, so its neighbours' lengths cannot either.
 
     Args:
         queries: `[B, T, K, G, D]`; the `G` queries of a group share one key head.
-        keys: `[B, K, S, D]`. Masked slots may hold anything, NaN included.
-        values: `[B, K, S, D]`. Masked slots may hold anything finite (their weight is 0, and 0 * NaN is NaN).
-        positions: int32 `[B, T]`, non-negative.
+        cached: a layer of the cache, `[B, K, S, 2 D]`. In unused slots, keys may be anything, NaN included,
+            and values anything finite (their weight is 0, and 0 * NaN is NaN).
+        fresh: keys and values `[B, K, T, 2 D]` of the tokens themselves.
+        used: int32 `[B]`, slots of each row that count.
 
     Returns:
         `[B, T, K, G, D]` in the dtype of the queries.
     """
     batch, time, heads, group, width = queries.shape
-    chex.assert_shape(keys, (batch, heads, None, width))
-    chex.assert_equal_shape([keys, values])
-    chex.assert_shape(positions, (batch, time))
-    capacity = keys.shape[2]
-    block = min(capacity, BLOCK)
-    if capacity % block:
+    chex.assert_shape(cached, (batch, heads, None, 2 * width))
+    chex.assert_shape(fresh, (batch, heads, time, 2 * width))
+    chex.assert_shape(used, (batch,))
+    if cached.shape[2] > BLOCK and cached.shape[2] % BLOCK:
         raise ValueError(
-            f"the cache has {capacity} slots; more than {BLOCK} must be a multiple of it (see init_cache)"
+            f"the cache has {cached.shape[2]} slots; more than {BLOCK} must be a multiple of it "
+            "(see init_cache)"
         )
-
-    wide = compute_dtype(queries.dtype)
     # [B, K, T * G, D]: one matrix of queries for each key head.
     rows = queries.transpose(0, 2, 1, 3, 4).reshape(batch, heads, time * group, width)
-    row_positions = jnp.repeat(positions, group, axis=1)[:, None, :, None]
+    # A CPU prefers fewer and larger operations, and copies the first block in next to no time.
+    out = jax.lax.platform_dependent(
+        rows,
+        cached,
+        fresh,
+        used,
+        cpu=functools.partial(_attend, joined=True),
+        default=functools.partial(_attend, joined=False),
+    ).astype(queries.dtype)
+    return out.reshape(batch, heads, time, group, width).transpose(0, 2, 1, 3, 4)
 
-    def visit(start: jax.Array | int, carry: tuple[jax.Array, jax.Array, jax.Array]):
+
+def _attend(
+    rows: jax.Array, cached: jax.Array, fresh: jax.Array, used: jax.Array, *, joined: bool
+) -> jax.Array:
+    """`attend` for queries `[B, K, T * G, D]`.
+
+    Args:
+        joined: the fresh tokens are visited together with the first block, which copies it, not before it.
+    """
+    batch, _, count, width = rows.shape
+    time, block = fresh.shape[2], min(cached.shape[2], BLOCK)
+
+    def scores_of(entries: jax.Array, seen: jax.Array) -> jax.Array:
+        return jnp.where(seen, _products_with_keys(rows, entries) * width**-0.5, -jnp.inf)
+
+    def seen_from(start: jax.Array | int) -> jax.Array:
+        return start + jnp.arange(block) < used[:, None, None, None]
+
+    order = jnp.arange(time)
+    seen = order <= jnp.repeat(order, count // time)[:, None]
+    if joined:
+        fresh = jnp.concatenate([cached[:, :, :block], fresh], axis=2)
+        both = (jnp.broadcast_to(part, (batch, 1, count, part.shape[-1])) for part in (seen_from(0), seen))
+        seen = jnp.concatenate([*both], axis=-1)
+    # Every query sees itself, so the maximum is finite from here on.
+    scores = scores_of(fresh, seen)
+    highest = scores.max(axis=-1, keepdims=True)
+    weights = jnp.exp(scores - highest)
+    total = weights.sum(axis=-1, keepdims=True)
+    carry = highest, total, _sums_of_values(weights, fresh)
+
+    def visit(index: jax.Array | int, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         highest, total, weighted = carry
-        block_keys = jax.lax.dynamic_slice_in_dim(keys, start, block, axis=2)
-        block_values = jax.lax.dynamic_slice_in_dim(values, start, block, axis=2)
-        scores = _einsum("bkrd,bksd->bkrs", rows, block_keys, wide) * width**-0.5
-        seen = start + jnp.arange(block) <= row_positions
-        scores = jnp.where(seen, scores, -jnp.inf)
+        entries = jax.lax.dynamic_slice_in_dim(cached, index * block, block, axis=2)
+        scores = scores_of(entries, seen_from(index * block))
         new_highest = jnp.maximum(highest, scores.max(axis=-1, keepdims=True))
         weights = jnp.exp(scores - new_highest)
         rescale = jnp.exp(highest - new_highest)
         total = total * rescale + weights.sum(axis=-1, keepdims=True)
-        block_sum = _einsum("bkrs,bksd->bkrd", weights, block_values, wide)
-        return new_highest, total, weighted * rescale + block_sum
+        return new_highest, total, weighted * rescale + _sums_of_values(weights, entries)
 
-    # Every query sees slot 0, so the maximum is finite from the first block on.
-    carry = (
-        jnp.full((batch, heads, time * group, 1), -jnp.inf, wide),
-        jnp.zeros((batch, heads, time * group, 1), wide),
-        jnp.zeros((batch, heads, time * group, width), wide),
-    )
-    if block == capacity:
+    if block < cached.shape[2]:
+        blocks = (jnp.max(used) + block - 1) // block
+        carry = jax.lax.fori_loop(int(joined), blocks, visit, carry)
+    elif not joined:
         carry = visit(0, carry)
-    else:
-        blocks = jnp.max(positions) // block + 1
-        carry = jax.lax.fori_loop(0, blocks, lambda i, carry: visit(i * block, carry), carry)
     _, total, weighted = carry
-    out = (weighted / total).astype(queries.dtype)
-    return out.reshape(batch, heads, time, group, width).transpose(0, 2, 1, 3, 4)
+    return weighted / total
 
 
-def _einsum(equation: str, left: jax.Array, cached: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """A product with a block of the cache, accumulated and returned in `dtype`.
+def _products_with_keys(rows: jax.Array, entries: jax.Array) -> jax.Array:
+    """`[B, K, R, D]` queries and `[B, K, S, 2 D]` entries: `[B, K, R, S]`, in float32 at least.
 
-    Accelerators multiply in the dtype of the cache. CPUs have no fast batched product of bfloat16: there the
-    block is widened first, which is a quarter faster when several tokens are scored.
+    Accelerators multiply in the dtype of the cache. Where keys do not fill whole lanes, cutting them out
+    would cost more than multiplying the values with zeros. CPUs have no fast batched product of bfloat16:
+    there the keys are widened first, which is a quarter faster when several tokens are scored.
     """
-    return jax.lax.platform_dependent(
-        left,
-        cached,
-        cpu=lambda a, b: jnp.einsum(equation, a.astype(dtype), b.astype(dtype)),
-        default=lambda a, b: jnp.einsum(equation, a.astype(b.dtype), b, preferred_element_type=dtype),
-    )
+    width, dtype = rows.shape[-1], compute_dtype(rows.dtype)
+    equation = "bkrd,bksd->bkrs"
+
+    def wide(rows: jax.Array, entries: jax.Array) -> jax.Array:
+        return jnp.einsum(equation, rows.astype(dtype), entries[..., :width].astype(dtype))
+
+    def narrow(rows: jax.Array, entries: jax.Array) -> jax.Array:
+        rows = rows.astype(entries.dtype)
+        if width % _LANES:
+            rows = jnp.pad(rows, ((0, 0), (0, 0), (0, 0), (0, width)))
+        else:
+            entries = entries[..., :width]
+        return jnp.einsum(equation, rows, entries, preferred_element_type=dtype)
+
+    return jax.lax.platform_dependent(rows, entries, cpu=wide, default=narrow)
+
+
+def _sums_of_values(weights: jax.Array, entries: jax.Array) -> jax.Array:
+    """`[B, K, R, S]` weights and `[B, K, S, 2 D]` entries: `[B, K, R, D]`, as `_products_with_keys`."""
+    width, dtype = entries.shape[-1] // 2, weights.dtype
+    equation = "bkrs,bksd->bkrd"
+
+    def wide(weights: jax.Array, entries: jax.Array) -> jax.Array:
+        return jnp.einsum(equation, weights, entries[..., width:].astype(dtype))
+
+    def narrow(weights: jax.Array, entries: jax.Array) -> jax.Array:
+        weights = weights.astype(entries.dtype)
+        if width % _LANES:
+            return jnp.einsum(equation, weights, entries, preferred_element_type=dtype)[..., width:]
+        return jnp.einsum(equation, weights, entries[..., width:], preferred_element_type=dtype)
+
+    return jax.lax.platform_dependent(weights, entries, cpu=wide, default=narrow)

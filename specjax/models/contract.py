@@ -22,8 +22,8 @@ class ScoringModel(Protocol):
     keep them, `pending`; `commit` keeps the first `count[b]` of row `b`, and the rest never happened. Between
     the two nothing else touches the cache. What `pending` holds is the model's own affair:
 
-    - attention: the cache with the new keys and values already written. Committing returns it as it is; slots
-      beyond the committed length are garbage behind the mask `kv_position <= query_position`, and are
+    - attention: the new keys and values, which committing writes behind those of the row (or the cache with
+      them written already). Slots beyond the committed length are garbage that no query sees, and are
       overwritten later;
     - recurrence: the state after each of the T tokens, of which `commit` picks the one after `count[b]` (the
       state before the call, if that is 0).
@@ -40,9 +40,9 @@ class ScoringModel(Protocol):
             when unknown.
         config: anything that describes the model.
         positional_cache: bool, the cache of a token is at its position and depends on nothing that comes
-            later, so that lowering a length is all that forgetting takes, and what is pending has the same
-            shapes whatever T is. As a draft, such a model need not feed accepted tokens again; as a target,
-            it can score rounds of several widths.
+            later, so that lowering a length is all that forgetting takes. The library then commits all that
+            was scored and lowers the length. As a draft, such a model need not feed accepted tokens again;
+            as a target, it can score rounds of several widths.
     """
 
     vocab_size: int

@@ -32,21 +32,22 @@ def linear(
 
     Args:
         x: `[..., in]`.
-        weight: `[out, in]`, as checkpoints store it.
-        bias: `[out]`, added in the dtype of the product.
+        weight: `[*out, in]`, as checkpoints store it: with one axis of outputs or several.
+        bias: `[*out]`, added in the dtype of the product.
         out_dtype: dtype of the product, `x.dtype` by default. A wider one costs no extra pass: products are
             accumulated in float32 anyway.
 
     Returns:
-        `[..., out]`.
+        `[..., *out]`.
     """
-    chex.assert_rank(weight, 2)
-    chex.assert_axis_dimension(x, -1, weight.shape[1])
-    rows = x.reshape(-1, x.shape[-1])
+    *out, width = weight.shape
+    chex.assert_axis_dimension(x, -1, width)
+    rows = x.reshape(-1, width)
     product = _matmul_padded if rows.shape[0] == 1 else _matmul
-    y = product(rows, weight, out_dtype or x.dtype).reshape(*x.shape[:-1], weight.shape[0])
+    # One axis of outputs: a CPU has no fast product with several.
+    y = product(rows, weight.reshape(-1, width), out_dtype or x.dtype).reshape(*x.shape[:-1], *out)
     if bias is not None:
-        chex.assert_shape(bias, (weight.shape[0],))
+        chex.assert_shape(bias, out)
         y = y + bias.astype(y.dtype)
     return y
 

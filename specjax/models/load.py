@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from specjax.models.config import ModelConfig
 from specjax.models.dtype import resolve_dtype
@@ -109,6 +110,7 @@ def load(
     name_or_path: str | os.PathLike[str],
     *,
     dtype: str | jax.typing.DTypeLike = "auto",
+    mesh: Mesh | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> LanguageModel:
@@ -118,6 +120,8 @@ def load(
         name_or_path: a checkpoint directory in the Hugging Face layout; a `.gguf` file; a hub id such as
             `HuggingFaceTB/SmolLM2-135M-Instruct`; or `smollm2-135m-instruct`, which is downloaded once.
         dtype: `"float32"`, `"bfloat16"`, or `"auto"`: what is faster here (see `resolve_dtype`).
+        mesh: devices to split the weights over, by the rules of `specjax.models.sharding`. Tensors go to them
+            layer by layer, each device gets its part alone, and the host never holds the model.
         cache_dir: where downloads are kept (see `default_model.cache_directory` and `hub.download`).
         progress: show on stderr what is being downloaded.
 
@@ -133,7 +137,7 @@ def load(
         config, tensor, tokenizer = _open_directory(path) if path.is_dir() else _open_file(path)
     if len(tokenizer) > config.vocab_size:
         raise ValueError(f"{path}: the tokenizer has {len(tokenizer)} tokens, the model {config.vocab_size}")
-    model = _build(path, config, tensor, dtype)
+    model = _build(path, config, tensor, dtype, mesh)
     model.vocabulary = Vocabulary.of(tokenizer)
     return LanguageModel(model=model, tokenizer=tokenizer, config=config, name=name)
 
@@ -179,9 +183,11 @@ def _open_file(path: pathlib.Path) -> Opened:
     return opened.config, opened.tensor, tokenizer.from_gguf(path, opened.metadata)
 
 
-def _build(path: pathlib.Path, config: ModelConfig, tensor: Tensors, dtype: np.dtype) -> Transformer:
+def _build(
+    path: pathlib.Path, config: ModelConfig, tensor: Tensors, dtype: np.dtype, mesh: Mesh | None
+) -> Transformer:
     try:
-        return Transformer.from_weights(config, tensor, dtype)
+        return Transformer.from_weights(config, tensor, dtype, mesh)
     except ValueError as error:
         # A missing tensor is reported by the file's reader, a wrong shape by the model, which knows no path.
         if str(path) in str(error):

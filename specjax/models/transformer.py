@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
+from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 
 from specjax.models import attention
 from specjax.models.attention import KVCache
 from specjax.models.config import ModelConfig
 from specjax.models.layers import apply_rope, compute_dtype, linear, rms_norm, rope_tables
+from specjax.models.sharding import DATA, HIDDEN, KV_CACHE, MODEL, constrain, weight_sharding
 
+Tensor = np.ndarray | jax.Array
 # Gives the tensor of a Hugging Face name, in the shape asked for and the dtype of the model.
-TensorSource = Callable[[str, tuple[int, ...]], jax.Array]
+TensorSource = Callable[[str, tuple[int, ...]], Tensor]
+# Makes a parameter of a tensor, by the attribute that it becomes, on the devices where it belongs.
+Place = Callable[[str, Tensor], nnx.Param]
+
+
+# Devices that the inner width of an MLP can be split over, where it is a multiple of as many.
+_MLP_SPLITS = 16
 
 
 class DecoderLayer(nnx.Module):
@@ -25,56 +36,65 @@ class DecoderLayer(nnx.Module):
     `x ← x + Attention(norm(x))`, then `x ← x + W_down (silu(W_gate n) * W_up n)` with `n = norm(x)`.
 
     Projections of the same input are one weight: fewer and larger products make a smaller program, and on
-    CPU, where small ones do not reach the memory bandwidth, one that is a few percent faster. Queries, keys
-    and values are interleaved by key head, `[K, G + 2, D]` along the output axis (the group's queries, its
-    key, its value), so that a split over key heads splits the fused weight in one cut.
+    CPU, where small ones do not reach the memory bandwidth, one that is a few percent faster. Axes that may
+    be split over devices come first among the outputs or inputs: key heads K, and parts S of the inner width.
+
+    Attributes:
+        qkv: `[K, (G + 2) D, d]`, for each key head its group's queries, its key, its value.
+        out: `[d, K, G D]`.
+        gate_up: `[S, 2, I / S, d]`, for each part of the inner width I its gate and its up projection.
+        down: `[d, S, I / S]`.
     """
 
-    def __init__(self, config: ModelConfig, source: TensorSource, prefix: str):
+    def __init__(self, config: ModelConfig, source: TensorSource, place: Place, prefix: str):
         hidden, inner = config.hidden_size, config.intermediate_size
         width, heads, kv_heads = config.head_dim, config.num_heads, config.num_kv_heads
         self.config = config
 
-        def qkv(kind: str, trailing: tuple[int, ...]) -> jax.Array:
+        def qkv(kind: str, trailing: tuple[int, ...]) -> Tensor:
             parts = [
                 source(f"{prefix}.self_attn.{name}_proj.{kind}", (count * width, *trailing)).reshape(
-                    kv_heads, -1, width, *trailing
+                    kv_heads, -1, *trailing
                 )
                 for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads))
             ]
-            return jnp.concatenate(parts, axis=1).reshape(-1, *trailing)
+            return _joined(parts, axis=1)
 
-        self.input_norm = nnx.Param(source(f"{prefix}.input_layernorm.weight", (hidden,)))
-        self.qkv = nnx.Param(qkv("weight", (hidden,)))
-        self.qkv_bias = nnx.Param(qkv("bias", ())) if config.qkv_bias else None
-        self.out = nnx.Param(source(f"{prefix}.self_attn.o_proj.weight", (hidden, heads * width)))
-        self.mlp_norm = nnx.Param(source(f"{prefix}.post_attention_layernorm.weight", (hidden,)))
-        self.gate_up = nnx.Param(
-            jnp.concatenate(
-                [source(f"{prefix}.mlp.{n}_proj.weight", (inner, hidden)) for n in ("gate", "up")]
-            )
-        )
-        self.down = nnx.Param(source(f"{prefix}.mlp.down_proj.weight", (hidden, inner)))
+        splits = math.gcd(inner, _MLP_SPLITS)
+
+        def gate_up() -> Tensor:
+            parts = [
+                source(f"{prefix}.mlp.{name}_proj.weight", (inner, hidden)).reshape(splits, 1, -1, hidden)
+                for name in ("gate", "up")
+            ]
+            return _joined(parts, axis=1)
+
+        out = source(f"{prefix}.self_attn.o_proj.weight", (hidden, heads * width))
+        self.input_norm = place("input_norm", source(f"{prefix}.input_layernorm.weight", (hidden,)))
+        self.qkv = place("qkv", qkv("weight", (hidden,)))
+        self.qkv_bias = place("qkv_bias", qkv("bias", ())) if config.qkv_bias else None
+        self.out = place("out", out.reshape(hidden, kv_heads, -1))
+        self.mlp_norm = place("mlp_norm", source(f"{prefix}.post_attention_layernorm.weight", (hidden,)))
+        self.gate_up = place("gate_up", gate_up())
+        down = source(f"{prefix}.mlp.down_proj.weight", (hidden, inner))
+        self.down = place("down", down.reshape(hidden, splits, -1))
 
     def __call__(
         self,
         x: jax.Array,
-        keys: jax.Array,
-        values: jax.Array,
-        positions: jax.Array,
+        cached: jax.Array,
+        used: jax.Array,
         rope: tuple[jax.Array, jax.Array],
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns the layer's output `[B, T, d]` and its keys and values with this call's entries written."""
-        attended, keys, values = self._attention(
-            self._norm(x, self.input_norm), keys, values, positions, rope
-        )
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns the layer's output `[B, T, d]`, and the keys and values `[B, K, T, 2 D]` of this block."""
+        attended, fresh = self._attention(self._norm(x, self.input_norm), cached, used, rope)
         x = x + attended
-        return x + self._mlp(self._norm(x, self.mlp_norm)), keys, values
+        return x + self._mlp(self._norm(x, self.mlp_norm)), fresh
 
     def _norm(self, x: jax.Array, scale: nnx.Param) -> jax.Array:
         return rms_norm(x, scale[...], self.config.rms_norm_eps)
 
-    def _attention(self, x, keys, values, positions, rope):
+    def _attention(self, x, cached, used, rope):
         config = self.config
         group = config.num_heads // config.num_kv_heads
         bias = None if self.qkv_bias is None else self.qkv_bias[...]
@@ -82,15 +102,17 @@ class DecoderLayer(nnx.Module):
             *x.shape[:2], config.num_kv_heads, group + 2, config.head_dim
         )
         rotated = apply_rope(qkv[..., : group + 1, :], rope)
-        keys = attention.write(keys, rotated[..., group, :], positions)
-        values = attention.write(values, qkv[..., group + 1, :], positions)
-        attended = attention.attend(rotated[..., :group, :], keys, values, positions)
-        return linear(attended.reshape(*x.shape[:2], -1), self.out[...]), keys, values
+        fresh = jnp.concatenate([rotated[..., group, :], qkv[..., group + 1, :]], axis=-1)
+        fresh = fresh.swapaxes(1, 2).astype(cached.dtype)
+        attended = attention.attend(rotated[..., :group, :], cached, fresh, used)
+        out = self.out[...].reshape(config.hidden_size, -1)
+        return linear(attended.reshape(*x.shape[:2], -1), out), fresh
 
     def _mlp(self, x: jax.Array) -> jax.Array:
-        gate, up = jnp.split(linear(x, self.gate_up[...]), 2, axis=-1)
-        gated = jax.nn.silu(gate.astype(compute_dtype(x.dtype))) * up
-        return linear(gated.astype(x.dtype), self.down[...])
+        gate_up = linear(x, self.gate_up[...])
+        gated = jax.nn.silu(gate_up[..., 0, :].astype(compute_dtype(x.dtype))) * gate_up[..., 1, :]
+        down = self.down[...].reshape(self.config.hidden_size, -1)
+        return linear(gated.astype(x.dtype).reshape(*x.shape[:2], -1), down)
 
 
 # Layers are alike, so that one trace serves all: a third of the time until XLA begins is saved.
@@ -118,6 +140,7 @@ class Transformer(nnx.Module):
         dtype: jax.typing.DTypeLike = jnp.float32,
         rngs: nnx.Rngs | None = None,
         source: TensorSource | None = None,
+        mesh: Mesh | None = None,
     ):
         """A model with random weights, or with those of `source` (see `from_weights` for checkpoints).
 
@@ -125,7 +148,14 @@ class Transformer(nnx.Module):
             dtype: dtype of the random weights: maps and embedding ~ N(0, 1 / fan_in), norms 1, biases 0.
             rngs: where they are drawn from.
             source: gives the tensors instead.
+            mesh: devices to split the weights over, see `specjax.models.sharding`; None: the default device.
         """
+
+        def place(name: str, tensor: Tensor) -> nnx.Param:
+            if mesh is None:
+                return nnx.Param(jnp.array(tensor))
+            return nnx.Param(jax.device_put(tensor, weight_sharding(name, tensor.shape, mesh)))
+
         if source is None and rngs is not None:
             source = _random_source(rngs, dtype)
         elif source is None or rngs is not None:
@@ -136,15 +166,20 @@ class Transformer(nnx.Module):
         self.context_length = config.context_length
         self.vocabulary: Hashable = None
         embedding_shape = (config.vocab_size, config.hidden_size)
-        self.embedding = nnx.Param(source("model.embed_tokens.weight", embedding_shape))
+        self.embedding = place("embedding", source("model.embed_tokens.weight", embedding_shape))
         # Unrolled, not scanned: a scan slices its stacked weights, which on CPU copies all of them every step
         # (three times slower), and a copy of the cache is never far on TPU.
         self.layers = nnx.List(
-            [DecoderLayer(config, source, f"model.layers.{index}") for index in range(config.num_layers)]
+            [
+                DecoderLayer(config, source, place, f"model.layers.{index}")
+                for index in range(config.num_layers)
+            ]
         )
-        self.final_norm = nnx.Param(source("model.norm.weight", (config.hidden_size,)))
+        self.final_norm = place("final_norm", source("model.norm.weight", (config.hidden_size,)))
         self.head = (
-            self.embedding if config.tie_embeddings else nnx.Param(source("lm_head.weight", embedding_shape))
+            self.embedding
+            if config.tie_embeddings
+            else place("head", source("lm_head.weight", embedding_shape))
         )
 
     @classmethod
@@ -153,6 +188,7 @@ class Transformer(nnx.Module):
         config: ModelConfig,
         lookup: Callable[[str], np.ndarray],
         dtype: jax.typing.DTypeLike = jnp.float32,
+        mesh: Mesh | None = None,
     ) -> Transformer:
         """A model with the weights of a checkpoint.
 
@@ -161,16 +197,17 @@ class Transformer(nnx.Module):
                 It is called once for each tensor and its result is not kept: a lazy one keeps the peak at one
                 model and one layer's tensors.
             dtype: dtype of the model, to which every tensor is cast.
+            mesh: devices to split the weights over, each of which gets its part alone.
 
         Raises:
             ValueError: a tensor's shape disagrees with the config.
         """
-        return cls(config, source=_checked_source(lookup, dtype))
+        return cls(config, source=_checked_source(lookup, dtype), mesh=mesh)
 
     def init_cache(self, batch: int, capacity: int) -> KVCache:
         """An empty cache for `batch` rows of at least `capacity` tokens, in the dtype of the model."""
         config = self.config
-        return attention.init_cache(
+        cache = attention.init_cache(
             config.num_layers,
             batch,
             config.num_kv_heads,
@@ -178,6 +215,7 @@ class Transformer(nnx.Module):
             config.head_dim,
             self.embedding.dtype,
         )
+        return _on_mesh(cache)
 
     def __call__(
         self, tokens: jax.Array, positions: jax.Array, cache: KVCache, *, taps: tuple[int, ...] = ()
@@ -187,49 +225,62 @@ class Transformer(nnx.Module):
         Args:
             tokens: int32 `[B, T]`. Ids outside the vocabulary are clipped into it.
             positions: int32 `[B, T]`, consecutive within a row and below the capacity.
-            cache: valid below `positions[b, 0]` in row `b`; written in place, where XLA may.
+            cache: valid below `positions[b, 0]` in row `b`.
             taps: layers whose input states are returned too.
 
         Returns:
-            The final-normed states `[B, T, d]`; the tapped states, `[B, T, d]` each; the cache with the block
-            in it.
+            The final-normed states `[B, T, d]`; the tapped states, `[B, T, d]` each; the keys and values of
+            the block, arrays `[B, K, T, 2 D]`, for `commit`.
         """
         batch, time = tokens.shape
         chex.assert_equal_shape([tokens, positions])
         chex.assert_type([tokens, positions], int)
         config = self.config
-        chex.assert_shape([*cache.keys, *cache.values], (batch, config.num_kv_heads, None, config.head_dim))
+        chex.assert_shape(cache.layers, (batch, config.num_kv_heads, None, 2 * config.head_dim))
         if not all(0 <= tap < config.num_layers for tap in taps):
             raise ValueError(f"taps is {taps}; expected layer indices below {config.num_layers}")
 
         x = self.embedding[...][jnp.clip(tokens, 0, config.vocab_size - 1)]
+        x = constrain(x, HIDDEN)
         rope = rope_tables(positions, config, x.dtype)
-        inputs, keys, values = [], [], []
-        for layer, layer_keys, layer_values in zip(self.layers, cache.keys, cache.values, strict=True):
+        inputs, fresh = [], []
+        for layer, cached in zip(self.layers, cache.layers, strict=True):
             inputs.append(x)
-            x, layer_keys, layer_values = _apply(layer, x, layer_keys, layer_values, positions, rope)
-            keys.append(layer_keys)
-            values.append(layer_values)
+            x, entries = _apply(layer, x, cached, positions[:, 0], rope)
+            fresh.append(entries)
         hidden = rms_norm(x, self.final_norm[...], config.rms_norm_eps)
         chex.assert_shape(hidden, (batch, time, config.hidden_size))
-        return hidden, tuple(inputs[tap] for tap in taps), KVCache(keys=tuple(keys), values=tuple(values))
+        # The last layer's attention must have read the cache before the block is written into it.
+        hidden, pending = jax.lax.optimization_barrier((hidden, KVCache(layers=tuple(fresh))))
+        return hidden, tuple(inputs[tap] for tap in taps), pending
 
     def commit(self, cache: KVCache, pending: KVCache, lengths: jax.Array, count: jax.Array) -> KVCache:
-        """Keeps what was written; the lengths hide the tokens that were not accepted."""
-        del cache, lengths, count
-        return pending
+        """Writes the block; the lengths hide the tokens that were not accepted."""
+        del count
+        return _on_mesh(attention.write(cache, pending, lengths))
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Next-token logits `[..., V]`, float32 at least: bfloat16 would make ties."""
-        return linear(hidden, self.head[...], out_dtype=compute_dtype(hidden.dtype))
+        logits = linear(hidden, self.head[...], out_dtype=compute_dtype(hidden.dtype))
+        return constrain(logits, (DATA, *(None,) * (logits.ndim - 2), MODEL))
+
+
+def _on_mesh(cache: KVCache) -> KVCache:
+    return jax.tree.map(lambda layer: constrain(layer, KV_CACHE), cache)
+
+
+def _joined(parts: list[Any], axis: int) -> Tensor:
+    """Parts of one weight, on the host if they are there: devices then get what belongs to them alone."""
+    on_host = all(isinstance(part, np.ndarray) for part in parts)
+    return (np if on_host else jnp).concatenate(parts, axis=axis)
 
 
 def _checked_source(lookup: Callable[[str], np.ndarray], dtype: jax.typing.DTypeLike) -> TensorSource:
-    def source(name: str, shape: tuple[int, ...]) -> jax.Array:
+    def source(name: str, shape: tuple[int, ...]) -> np.ndarray:
         tensor = lookup(name)
         if tensor.shape != shape:
             raise ValueError(f"tensor {name!r} has shape {tensor.shape}; the config asks for {shape}")
-        return jnp.array(tensor, dtype)
+        return tensor.astype(jnp.dtype(dtype), copy=False)
 
     return source
 

@@ -78,15 +78,12 @@ def transformer(seed, num_layers=2):
 def poisoned(cache, valid):
     """The cache with NaN keys and huge values in every slot from `valid` int32[B] on."""
 
-    def fill(slots, poison):
-        used = jnp.arange(slots.shape[2]) < valid[:, None]
-        return jnp.where(used[:, None, :, None], slots, poison)
+    def fill(layer):
+        junk = jnp.where(jnp.arange(layer.shape[3]) < layer.shape[3] // 2, jnp.nan, 1e30)
+        used = jnp.arange(layer.shape[2]) < valid[:, None]
+        return jnp.where(used[:, None, :, None], layer, junk)
 
-    return dataclasses.replace(
-        cache,
-        keys=tuple(fill(keys, jnp.nan) for keys in cache.keys),
-        values=tuple(fill(values, 1e30) for values in cache.values),
-    )
+    return jax.tree.map(fill, cache)
 
 
 def poison(state):

@@ -132,7 +132,7 @@ def test_switching_widths_copies_no_cache():
 
     state = jax.eval_shape(start, weights, PROMPTS, LENGTHS)
     memory = jax.jit(run, donate_argnums=0).lower(state, weights).compile().memory_analysis()
-    one_array = state.cache.keys[0].size * 4
+    one_array = state.cache.layers[0].size * 4
     assert memory.temp_size_in_bytes < one_array
 
 

@@ -30,16 +30,14 @@ def after(rounds):
 
 def fill(cache, place, key, value):
     """Every key and value of the slots where bool[B, S] `place` says so."""
+    width = cache.layers[0].shape[3] // 2
+    entry = jnp.repeat(jnp.array([key, value]), width)
     at = place[:, None, :, None]
-    return dataclasses.replace(
-        cache,
-        keys=tuple(jnp.where(at, key, keys) for keys in cache.keys),
-        values=tuple(jnp.where(at, value, values) for values in cache.values),
-    )
+    return dataclasses.replace(cache, layers=tuple(jnp.where(at, entry, layer) for layer in cache.layers))
 
 
 def slots_of(cache):
-    return jnp.arange(cache.keys[0].shape[2])
+    return jnp.arange(cache.layers[0].shape[2])
 
 
 def test_caches_hold_the_text_after_every_round():
