@@ -22,6 +22,7 @@ from specjax.certify import Effort
 from specjax.certify import run as certification
 from specjax.decoding import DecodeConfig, Stop
 from specjax.decoding.arguments import make_request
+from specjax.pairs import read_pair
 from specjax.text.flags import DecodingFlags, UsageError, round_widths
 from specjax.text.output import JsonOutput, TextOutput, stderr_console
 from specjax.text.session import Session, Settings
@@ -40,6 +41,9 @@ class Generate(DecodingFlags):
     The exit code is 1 if a line or a comparison failed, 2 if the command makes no sense, 130 after Ctrl-C.
     """
 
+    config: pathlib.Path | None = None
+    """Take the defaults of --model, --draft, --dtype, --gamma, --verify-widths and --rule from this pair file
+    (TOML, as in configs/)."""
     draft: str = "ngram"
     """What guesses tokens: ngram (from the text so far), none, or a model with the same tokenizer."""
     on_draft_failure: Literal["plain", "fail"] = "plain"
@@ -211,6 +215,24 @@ class Certify(DecodingFlags):
         return _OK if certificate.passed else _FAILED
 
 
+def _generate_pair(path: pathlib.Path, argv: Sequence[str]) -> Generate:
+    """The command in `argv` parsed again, with the defaults of a pair file: flags that were given win."""
+    try:
+        pair = read_pair(path)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    defaults = Generate(
+        model=pair.target,
+        draft=pair.draft if pair.speculate else "none",
+        dtype=pair.dtype,
+        gamma=pair.gamma,
+        verify_widths=pair.verify_widths,
+        rule=pair.rule,
+    )
+    config = (tyro.conf.FlagCreatePairsOff,)
+    return tyro.cli(Generate, prog="specjax generate", args=argv[1:], default=defaults, config=config)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code.
 
@@ -225,6 +247,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         config=(tyro.conf.FlagCreatePairsOff,),
     )
     try:
+        if isinstance(command, Generate) and command.config is not None:
+            command = _generate_pair(command.config, sys.argv[1:] if argv is None else argv)
         return command.run()
     except UsageError as error:
         print(f"specjax: error: {error}", file=sys.stderr)

@@ -81,6 +81,22 @@ def test_every_draft_gives_the_greedy_text(run, answer):
         assert f"draft {draft}" in err
 
 
+def test_a_pair_file_gives_defaults_and_flags_win(run, answer, tmp_path):
+    path = tmp_path / "pair.toml"
+    path.write_text('target = "large"\ndraft = "small"\ngamma = 3\nrule = "coupled"\nverify_widths = [2]\n')
+    code, out, err = run("hello", "--config", path)
+    assert (code, out) == (0, answer + "\n")
+    assert "model large" in err
+    assert "draft small, gamma 2, rule coupled, verify widths also 2" in err
+
+    path.write_text('target = "large"\nspeculate = false\n')
+    assert "draft none" in run("hello", "--config", path)[2]
+    path.write_text('model = "large"\n')
+    code, _, err = run("hello", "--config", path)
+    assert code == 2
+    assert f"{path}: unknown key model" in err
+
+
 def test_a_jsonl_file_with_bad_lines(run, answer, tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"id": "greeting", "prompt": "hello"}\n{"prompt": }\n{"prompt": "' + "x" * 600 + '"}\n')
