@@ -250,8 +250,10 @@ class Decoder:
         return self._programs(state.tokens.shape[1])
 
     def _programs(self, capacity: int) -> _Programs:
-        program = Program.build(self.target, self.draft, self.config, capacity)
-        return _programs(self._graphdef, program)
+        return _programs(self._graphdef, self._program(capacity))
+
+    def _program(self, capacity: int) -> Program:
+        return Program.build(self.target, self.draft, self.config, capacity)
 
     def _checked(self, out: Any) -> Any:
         if self.config.debug and concrete(out.violations):

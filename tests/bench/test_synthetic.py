@@ -1,0 +1,100 @@
+"""Synthetic acceptance accepts at the given rates, does all the work of a real round, and is out of reach."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import specjax
+from specjax.bench.synthetic import LABEL, SyntheticDecoder
+from specjax.drafts import Model, Ngram
+from specjax.models import Transformer
+from specjax.testing import TableLM
+from specjax.verify import RULES
+from tests.tiny_llama import CONFIG as LLAMA
+
+VOCAB, GAMMA, BATCH, NEW = 12, 3, 64, 128
+RATES = (0.9, 0.6, 0.3)
+TARGET, DRAFT = TableLM.random(VOCAB, seed=0), TableLM.random(VOCAB, seed=1)
+CONFIG = specjax.DecodeConfig(max_new_tokens=NEW, gamma=GAMMA)
+SAMPLED = specjax.Sampling(temperature=1.0)
+ENDLESS = specjax.Stop(eos_ids=[])
+PROMPTS, LENGTHS = np.ones((BATCH, 4), np.int32), np.full(BATCH, 4)
+
+
+def counted(rates, draft=None):
+    decoder = SyntheticDecoder(TARGET, draft or Model(DRAFT), CONFIG, rates=rates)
+    out = decoder.generate(PROMPTS, LENGTHS, sampling=SAMPLED, stop=ENDLESS)
+    np.testing.assert_array_equal(out.lengths, NEW)
+    return jax.device_get(out.stats)
+
+
+def test_counters_match_the_rates():
+    stats = counted(RATES)
+    live, accepted = stats.drafted_at.sum(axis=0), stats.accepted_at.sum(axis=0)
+    # The last rounds of a row propose less than gamma; nothing else does.
+    assert np.all(stats.rounds.sum() - live <= GAMMA * BATCH)
+    expected = np.cumprod(RATES)
+    error = np.sqrt(expected * (1 - expected) / live)
+    np.testing.assert_array_less(np.abs(accepted / live - expected), 5 * error)
+
+
+def test_certain_rates_have_certain_counts():
+    stats = counted((1.0, 1.0, 0.0))
+    np.testing.assert_array_equal(stats.accepted_at[:, :2], stats.drafted_at[:, :2])
+    assert np.all(stats.accepted_at[:, 2] == 0)
+    np.testing.assert_array_equal(stats.rounds, -(-NEW // GAMMA))
+
+
+def test_what_is_not_live_is_not_accepted():
+    """An n-gram draft without a match proposes nothing, whatever the rates."""
+    stats = counted((1.0, 1.0, 1.0), Ngram(min_match=3))
+    np.testing.assert_array_equal(stats.accepted, stats.drafted)
+    assert np.any(stats.drafted_at[:, 0] < stats.rounds)
+
+
+def test_the_work_of_a_real_round_is_done():
+    """By the compiler's own count, and with all weights of both models read."""
+    target, draft = (Transformer(LLAMA, rngs=nnx.Rngs(seed)) for seed in (0, 1))
+
+    def flops(decoder):
+        state = decoder.start(PROMPTS[:2], LENGTHS[:2], sampling=SAMPLED, stop=ENDLESS)
+        programs = decoder._compiled_for(state)
+        run = programs.run.lower(decoder._weights, state, jnp.int32(1)).compile()
+        return run.cost_analysis()["flops"]
+
+    real = flops(specjax.Decoder(target, Model(draft), CONFIG))
+    synthetic = flops(SyntheticDecoder(target, Model(draft), CONFIG, rates=RATES))
+    assert real <= synthetic < 1.05 * real
+
+
+def test_no_configuration_reaches_it():
+    assert "synthetic" not in RULES
+    with pytest.raises(ValueError, match="rule is 'synthetic'"):
+        specjax.DecodeConfig(rule="synthetic")
+    assert not hasattr(specjax, "SyntheticDecoder")
+    assert LABEL.startswith("synthetic acceptance")
+
+
+def test_programs_are_not_shared_with_real_decoders():
+    """A decoder of the same models and shapes that was compiled before or after keeps its own rule."""
+    real = specjax.Decoder(TARGET, Model(DRAFT), CONFIG)
+    before = real.generate(PROMPTS, LENGTHS, sampling=SAMPLED, stop=ENDLESS)
+    counted(RATES)
+    after = real.generate(PROMPTS, LENGTHS, sampling=SAMPLED, stop=ENDLESS)
+    np.testing.assert_array_equal(after.tokens, before.tokens)
+    assert np.sum(before.stats.accepted) > 0
+
+
+@pytest.mark.parametrize("rates", ((0.5, 0.5), (0.5, 0.5, 1.1), ()))
+def test_rates_that_make_no_sense(rates):
+    with pytest.raises(ValueError, match="expected 3 probabilities"):
+        SyntheticDecoder(TARGET, Model(DRAFT), CONFIG, rates=rates)
+
+
+def test_greedy_rows_are_refused():
+    decoder = SyntheticDecoder(TARGET, Model(DRAFT), CONFIG, rates=RATES)
+    mixed = specjax.Sampling(temperature=[1.0] * (BATCH - 1) + [0.0])
+    with pytest.raises(ValueError, match=f"temperature is 0 in row {BATCH - 1}"):
+        decoder.start(PROMPTS, LENGTHS, sampling=mixed)
