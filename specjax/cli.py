@@ -26,6 +26,7 @@ from specjax.pairs import read_pair
 from specjax.text.flags import DecodingFlags, UsageError, round_widths
 from specjax.text.output import JsonOutput, TextOutput, stderr_console
 from specjax.text.session import Session, Settings
+from specjax.tune.command import Tune
 
 _OK, _FAILED, _UNUSABLE, _INTERRUPTED, _BROKEN_PIPE = 0, 1, 2, 130, 141
 _ANY_VOCABULARY = 2**31 - 1  # flags are checked before a model is there
@@ -239,8 +240,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: arguments without the program's name; None: those of the process.
     """
-    command: Generate | Certify | Bench = tyro.extras.subcommand_cli_from_dict(
-        {"generate": Generate, "certify": Certify, "bench": Bench},
+    command: Generate | Certify | Bench | Tune = tyro.extras.subcommand_cli_from_dict(
+        {"generate": Generate, "certify": Certify, "bench": Bench, "tune": Tune},
         prog="specjax",
         description="Exact speculative decoding for JAX.",
         args=argv,

@@ -1,9 +1,9 @@
 """Synthetic acceptance: the speed that a pair of models would have at given acceptance rates.
 
-For models without a trained draft, or without trained weights at all. Draft tokens are accepted by a coin with
-the given rates instead of by the models' laws, so the text means nothing and **the target's law is lost**. Only
-benchmarks use it: it is no rule of `specjax.verify.RULES`, and no configuration reaches it. A report whose
-figures come from it must say so; `LABEL` is what it says.
+For models without a trained draft, or without trained weights at all. Draft tokens are accepted by a coin
+with the given rates instead of by the models' laws, so the text means nothing and **the target's law is
+lost**. Only benchmarks use it: it is no rule of `specjax.verify.RULES`, and no configuration reaches it. A
+report whose figures come from it must say so; `LABEL` is what it says.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class SyntheticRule:
     """Accepts draft token i with probability `rates[i]`, given that all before it were accepted.
 
     The real rule runs as well, and its answer is used wherever it accepts just as many tokens, so nothing of
-    its work can be left out by the compiler. Elsewhere the next token is drawn from the target's own law after
-    the accepted ones.
+    its work can be left out by the compiler. Elsewhere the next token is drawn from the target's own law
+    after the accepted ones.
 
     Attributes:
         rates: of each draft position, gamma of them.
@@ -46,7 +46,7 @@ class SyntheticRule:
     real: RuleFunction
 
     def __call__(self, log_p: jax.Array, proposal: Proposal, noise: Noise) -> tuple[jax.Array, jax.Array]:
-        """As `specjax.verify.RuleFunction`, without its promise: the emitted tokens have another law than p."""
+        """As `specjax.verify.RuleFunction`, but what is emitted has not the law p."""
         gamma = log_p.shape[0] - 1
         slots = jnp.arange(gamma, dtype=jnp.int32)
         coins = jax.random.uniform(jax.random.fold_in(noise.round_key, _COINS), (gamma,), jnp.float32)

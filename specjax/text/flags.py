@@ -67,8 +67,8 @@ class ModelFlags:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DecodingFlags(ModelFlags):
-    """A model, how it decodes, and prompts from one of several sources."""
+class PromptFlags(ModelFlags):
+    """A model, and prompts from one of several sources."""
 
     prompt: Annotated[str, tyro.conf.Positional] = ""
     """The prompt."""
@@ -77,8 +77,6 @@ class DecodingFlags(ModelFlags):
     jsonl: pathlib.Path | None = None
     """Take one prompt from each line: {"prompt": text}, {"messages": [...]} or {"turns": [text, ...]}, the
     first of them; "id" is optional."""
-    gamma: int = 4
-    """Draft tokens in each round, at most."""
 
     def prompts(self) -> tuple[list[Prompt], list[BadLine]]:
         """The prompts, from wherever they were given, and lines that hold none.
@@ -103,6 +101,14 @@ class DecodingFlags(ModelFlags):
                 "no prompt; give it as an argument, with --file or --jsonl, or on standard input"
             )
         return [Prompt(content=text)], []
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecodingFlags(PromptFlags):
+    """A model, how it decodes, and prompts from one of several sources."""
+
+    gamma: int = 4
+    """Draft tokens in each round, at most."""
 
 
 def round_widths(drafts: Sequence[str], gamma: int) -> tuple[int, ...]:

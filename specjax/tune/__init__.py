@@ -8,12 +8,23 @@ from specjax.tune.cost import (
     expected_tokens_at,
     survival,
 )
+from specjax.tune.figure import write_figure
+from specjax.tune.setting import Setting
+from specjax.tune.tuner import Effort, tune
+from specjax.tune.tuning import Components, Outcome, Tuning
 
 __all__ = [
+    "Components",
+    "Effort",
+    "Outcome",
     "RoundTime",
+    "Setting",
+    "Tuning",
     "acceptance",
     "breakeven_rate",
     "expected_tokens",
     "expected_tokens_at",
     "survival",
+    "tune",
+    "write_figure",
 ]

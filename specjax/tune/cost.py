@@ -88,8 +88,8 @@ def survival(accepted_at: ArrayLike, rounds: float) -> np.ndarray:
 def acceptance(drafted_at: ArrayLike, accepted_at: ArrayLike, rounds: float) -> np.ndarray:
     """P(token i accepted, given that it was live and reached), i = 1..gamma; NaN where that never happened.
 
-    A token is reached when all before it were accepted. Where a slot was live in fewer rounds than reached it,
-    the smaller number is what it was tried in.
+    A token is reached when all before it were accepted. Where a slot was live in fewer rounds than reached
+    it, the smaller number is what it was tried in.
 
     Args:
         drafted_at, accepted_at: [gamma], rounds in which each position was live, and accepted.
@@ -135,7 +135,8 @@ def breakeven_rate(tokens: float, gamma: int) -> float | None:
         return 0.0
     if tokens > gamma + 1:
         return None
-    return float(optimize.brentq(lambda rate: expected_tokens_at(rate, gamma) - tokens, 0.0, 1.0))
+    solution = optimize.root_scalar(lambda rate: expected_tokens_at(rate, gamma) - tokens, bracket=(0.0, 1.0))
+    return float(solution.root)
 
 
 def _vector(name: str, values: ArrayLike) -> np.ndarray:

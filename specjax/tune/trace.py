@@ -1,4 +1,4 @@
-"""What a draft proposed and what was accepted, round by round; and what other rounds would have made of it."""
+"""What was proposed and accepted, round by round, and what other rounds would have made of it."""
 
 from __future__ import annotations
 
@@ -98,14 +98,13 @@ def record(decoder: Decoder, state: DecodeState) -> list[Trace]:
     rounds = np.diff(np.array(counts), axis=0)
     traces = []
     for row in range(rounds.shape[2]):
-        ran, live, accepted, emitted = rounds[rounds[:, 0, row] > 0, :, row].T
-        del ran
+        _, live, accepted, emitted = rounds[rounds[:, 0, row] > 0, :, row].T
         traces.append(Trace(live=live, accepted=accepted, emitted=emitted))
     return traces
 
 
 def _counts(state: DecodeState) -> np.ndarray:
-    """int[4, B]"""
+    """int[4, B]: rounds, live draft tokens, accepted ones and emitted tokens so far."""
     stats = state.stats
     return np.array(jax.device_get((stats.rounds, stats.drafted, stats.accepted, stats.emitted)), int)
 

@@ -1,0 +1,200 @@
+"""`specjax tune`: load, tune, report, recommend."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import pathlib
+import time
+from collections.abc import Sequence
+
+import tyro
+from rich.console import Console
+
+from specjax.decoding import DecodeConfig, Stop
+from specjax.decoding.arguments import make_request
+from specjax.drafts import Draft, Model, Ngram
+from specjax.models.load import LanguageModel, load
+from specjax.pairs import Pair, write_pair
+from specjax.text.flags import PromptFlags, UsageError, round_widths
+from specjax.text.generation import padded_width
+from specjax.text.output import status, stderr_console
+from specjax.text.prompts import Prompt, encode
+from specjax.tune.figure import write_figure
+from specjax.tune.setting import Setting
+from specjax.tune.tuner import Effort, tune
+from specjax.tune.tuning import Outcome, Tuning
+
+_FIGURES = (".png", ".svg", ".pdf")
+_ANY_VOCABULARY = 2**31 - 1  # flags are checked before a model is there
+_OK, _INTERRUPTED = 0, 130
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tune(PromptFlags):
+    """Find out whether speculation pays on this device, and with which setting.
+
+    Times the steps of target and draft, records what is accepted on your prompts, predicts from both how much
+    faster each setting is than plain decoding, measures that, too, and recommends a setting, or none. Decode
+    time only, without the prompts; end-of-text is ignored. The tables go to standard error.
+
+    The exit code is 2 if the command makes no sense, 130 after Ctrl-C.
+    """
+
+    draft: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """What guesses tokens, once or more: ngram (the default), or a model with the same tokenizer."""
+    gammas: tuple[int, ...] = (2, 4, 8)
+    """Draft tokens in each round that are tried."""
+    batch: tuple[int, ...] = (1,)
+    """Rows that decode together that are tried."""
+    one_width: bool = False
+    """All rounds score gamma + 1 tokens. The default on CPUs are several widths for ngram, as in generate."""
+    max_new_tokens: int = 64
+    """Tokens of each text."""
+    count: int = 4
+    """Prompts that are used, the first ones."""
+    repeats: int = 5
+    """Turns in which every setting decodes all prompts; 0 predicts only."""
+    quick: bool = False
+    """A rough answer: one prompt, 32 tokens, 2 turns, short timings."""
+
+    out: pathlib.Path | None = None
+    """Write the recommendation to this pair file (.toml), for `specjax generate --config`; with several batch
+    sizes one file for each."""
+    json: pathlib.Path | None = None
+    """Write all figures to this file."""
+    figure: pathlib.Path | None = None
+    """Draw predictions against measurements into this file (.png, .svg, .pdf)."""
+
+    def run(self) -> int:
+        """Carries the command out and returns the exit code.
+
+        Raises:
+            UsageError: it cannot be carried out.
+        """
+        console = stderr_console()
+        try:
+            self._check()
+            prompts, bad_lines = self.prompts()
+            if bad_lines:
+                raise ValueError(f"{self.jsonl}, line {bad_lines[0].line}: {bad_lines[0].reason}")
+            tuning = self._tune(prompts, console)
+        except (ValueError, OSError, RuntimeError, ImportError) as error:
+            raise UsageError(str(error)) from error
+        for table in tuning.tables():
+            console.print(table)
+        for note in tuning.notes():
+            console.print(note)
+        self._write(tuning)
+        return _INTERRUPTED if tuning.interrupted else _OK
+
+    @property
+    def _config(self) -> DecodeConfig:
+        new_tokens = min(self.max_new_tokens, 32) if self.quick else self.max_new_tokens
+        return DecodeConfig(max_new_tokens=new_tokens, gamma=max(self.gammas, default=0), rule=self.rule)
+
+    @property
+    def _settings(self) -> list[Setting]:
+        return [
+            Setting(
+                draft=draft,
+                gamma=gamma,
+                verify_widths=() if self.one_width else round_widths((draft,), gamma),
+                batch=batch,
+            )
+            for batch, draft, gamma in itertools.product(self.batch, self.draft or ("ngram",), self.gammas)
+        ]
+
+    def _check(self) -> None:
+        """Finds what makes no sense before anything is loaded."""
+        for name in ("gammas", "batch"):
+            values = getattr(self, name)
+            if not values or min(values) < 1 or len(set(values)) != len(values):
+                raise ValueError(f"--{name} is {values}; expected different numbers of at least 1")
+        for name, least in (("count", 1), ("repeats", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"--{name} is {getattr(self, name)}; expected at least {least}")
+        if "none" in self.draft or len(set(self.draft)) != len(self.draft):
+            raise ValueError(
+                f"--draft is {self.draft}; expected different drafts; plain decoding is always there"
+            )
+        make_request(1, self._config, _ANY_VOCABULARY, self.sampling(), None, Stop(), ())
+        for path in (self.out, self.json, self.figure):
+            if path is not None and not path.parent.is_dir():
+                raise ValueError(f"{path} cannot be written: there is no folder {path.parent}")
+        if self.out is not None and self.out.suffix != ".toml":
+            raise ValueError(f"--out is {self.out}; expected a .toml file")
+        if self.figure is not None:
+            import matplotlib  # noqa: F401
+
+            if self.figure.suffix not in _FIGURES:
+                raise ValueError(f"{self.figure} is no figure; expected {', '.join(_FIGURES)}")
+
+    def _tune(self, prompts: Sequence[Prompt], console: Console) -> Tuning:
+        with status(console, f"loading {self.model} ..."):
+            lm = load(self.model, dtype=self.dtype)
+        drafts = {name: self._draft(name, lm, console) for name in self.draft or ("ngram",)}
+        config = self._config
+        longest = lm.model.context_length and lm.model.context_length - config.max_new_tokens
+        used = prompts[: 1 if self.quick else self.count]
+        encoded = [encode(lm, prompt, raw=self.raw, system=None, longest=longest) for prompt in used]
+        start = time.perf_counter()
+
+        def progress(message: str) -> None:
+            console.print(f"{time.perf_counter() - start:5.0f} s  {message}")
+
+        tuning = tune(
+            lm.model,
+            encoded,
+            drafts,
+            self._settings,
+            prompt_width=padded_width(map(len, encoded)),
+            config=config,
+            sampling=self.sampling(),
+            effort=self._effort,
+            progress=progress,
+        )
+        subject = {"model": self.model, "dtype": str(lm.model.embedding.dtype), **tuning.subject}
+        return dataclasses.replace(tuning, subject=subject)
+
+    @property
+    def _effort(self) -> Effort:
+        if self.quick:
+            return Effort(repeats=min(self.repeats, 2), component_repeats=3, component_seconds=0.1)
+        return Effort(repeats=self.repeats)
+
+    def _draft(self, name: str, lm: LanguageModel, console: Console) -> Draft:
+        if name == "ngram":
+            return Ngram()
+        if name == self.model:
+            return Model(lm.model)
+        with status(console, f"loading the draft {name} ..."):
+            return Model(load(name, dtype=self.dtype).model)
+
+    def _write(self, tuning: Tuning) -> None:
+        if self.json is not None:
+            tuning.write_json(self.json)
+        if self.figure is not None:
+            write_figure(tuning, self.figure)
+        if self.out is None:
+            return
+        for batch in tuning.batches:
+            several = len(self.batch) > 1
+            path = self.out.with_stem(f"{self.out.stem}-batch{batch}") if several else self.out
+            comment = f"Written by specjax tune on {tuning.environment['device']}.\n{tuning.advice(batch)}"
+            write_pair(self._pair(tuning.best(batch), batch, tuning), path, comment=comment)
+
+    def _pair(self, best: Outcome | None, batch: int, tuning: Tuning) -> Pair:
+        setting = best and best.setting
+        return Pair(
+            target=self.model,
+            draft=setting.draft if setting else "none",
+            dtype=tuning.subject["dtype"],
+            gamma=setting.gamma if setting else 0,
+            verify_widths=setting.verify_widths if setting else (),
+            rule=self.rule,
+            batch=batch,
+            prompt_width=tuning.subject["prompt_width"],
+            max_new_tokens=self.max_new_tokens,
+            speculate=setting is not None,
+        )
