@@ -94,6 +94,13 @@ def measure(
     return {name: [sample.seconds / steps[name] for sample in taken] for name, taken in samples.items()}
 
 
+def without_draft(state: DecodeState, gamma: int) -> DecodeState:
+    """The state as a decoder with `NoDraft(width=gamma)` has it; arrays are shared, nothing is prefilled."""
+    slots = jnp.zeros((state.length.shape[0], gamma), jnp.int32)
+    stats = dataclasses.replace(state.stats, drafted_at=slots, accepted_at=slots)
+    return dataclasses.replace(state, draft=(), stats=stats)
+
+
 def _score(width: int, program: Program, target: Any, module: Any, state: DecodeState) -> DecodeState:
     positions = state.cached_length[:, None] + jnp.arange(width, dtype=jnp.int32)
     tokens = jnp.take_along_axis(state.tokens, jnp.minimum(positions, state.tokens.shape[1] - 1), axis=1)
@@ -117,7 +124,7 @@ def _propose(program: Program, target: Any, module: Any, state: DecodeState) -> 
 
 
 def _plain_round(program: Program, target: Any, module: Any, state: DecodeState) -> DecodeState:
-    after = decode_round(program, target, None, _without_draft(state, program.gamma))
+    after = decode_round(program, target, None, without_draft(state, program.gamma))
     return dataclasses.replace(
         after,
         length=state.length,
@@ -132,10 +139,3 @@ def _set_behind(state: DecodeState, tokens: jax.Array) -> jax.Array:
     """The text with tokens int32[B, T] behind its end, where they are no part of it."""
     places = state.length[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)
     return state.tokens.at[jnp.arange(tokens.shape[0])[:, None], places].set(tokens, mode="drop")
-
-
-def _without_draft(state: DecodeState, gamma: int) -> DecodeState:
-    """The state as a decoder without a draft has it, in rounds that score gamma + 1 tokens."""
-    slots = jnp.zeros((state.length.shape[0], gamma), jnp.int32)
-    stats = dataclasses.replace(state.stats, drafted_at=slots, accepted_at=slots)
-    return dataclasses.replace(state, draft=(), stats=stats)
