@@ -196,6 +196,7 @@ def check_batch(case: device.Case, batch: int, budget: Budget) -> None:
 
     budget.run(f"prefill, batch {batch}", start)
     if not states:
+        budget.missing += [f"{name}, batch {batch}" for name in ("memory", "parts", "speed", "host gap")]
         return
     [state] = states
     budget.run(f"memory, batch {batch}", lambda: device.check_memory(decoder, state))

@@ -115,9 +115,7 @@ class Tune(PromptFlags):
             if getattr(self, name) < least:
                 raise ValueError(f"--{name} is {getattr(self, name)}; expected at least {least}")
         if "none" in self.draft or len(set(self.draft)) != len(self.draft):
-            raise ValueError(
-                f"--draft is {self.draft}; expected different drafts; plain decoding is always there"
-            )
+            raise ValueError(f"--draft is {self.draft}; expected different drafts, without none")
         make_request(1, self._config, _ANY_VOCABULARY, self.sampling(), None, Stop(), ())
         for path in (self.out, self.json, self.figure):
             if path is not None and not path.parent.is_dir():

@@ -96,8 +96,8 @@ def measure(
 
 def without_draft(state: DecodeState, gamma: int) -> DecodeState:
     """The state as a decoder with `NoDraft(width=gamma)` has it; arrays are shared, nothing is prefilled."""
-    slots = jnp.zeros((state.length.shape[0], gamma), jnp.int32)
-    stats = dataclasses.replace(state.stats, drafted_at=slots, accepted_at=slots)
+    drafted_at, accepted_at = jnp.zeros((2, state.length.shape[0], gamma), jnp.int32)
+    stats = dataclasses.replace(state.stats, drafted_at=drafted_at, accepted_at=accepted_at)
     return dataclasses.replace(state, draft=(), stats=stats)
 
 

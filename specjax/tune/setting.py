@@ -55,17 +55,14 @@ class Group:
     lengths: np.ndarray
 
     def start(self, decoder: Decoder, sampling: Sampling) -> DecodeState:
-        """The state before the first round. Rows only end at their budget, so all ways emit as many tokens.
+        """The state before the first round. Rows end at their budget alone: all ways emit as many tokens."""
+        sampling = self.seeded(sampling)
+        return decoder.start(self.tokens, self.lengths, sampling=sampling, stop=Stop(eos_ids=[]))
 
-        A prompt keeps its seed, whatever its row.
-        """
+    def seeded(self, sampling: Sampling) -> Sampling:
+        """The settings with a seed for each row, which a prompt keeps whatever its row."""
         seeds = np.asarray(sampling.seed, np.uint32) + np.array(self.indices, np.uint32)
-        return decoder.start(
-            self.tokens,
-            self.lengths,
-            sampling=dataclasses.replace(sampling, seed=seeds),
-            stop=Stop(eos_ids=[]),
-        )
+        return dataclasses.replace(sampling, seed=seeds)
 
 
 def groups(prompts: Sequence[Sequence[int]], batch: int, width: int) -> list[Group]:

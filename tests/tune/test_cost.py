@@ -58,14 +58,14 @@ def test_the_acceptance_at_which_speculation_pays():
 @pytest.mark.parametrize("wrong_at", range(GAMMA + 1))
 def test_a_rejection_at_j_commits_j_and_the_target_s_own(wrong_at):
     """Through the real decoder: j accepted tokens and one more; of a draft that is never wrong gamma + 1."""
-    target = counting_model(VOCAB)
-    prompts, lengths = np.array([[3, 4]], np.int32), [2]
+    text = (5 + np.arange(NEW))[None] % VOCAB  # counting on from 4
+    draft = Oracle.of(text, [2], [wrong_at])
     config = specjax.DecodeConfig(max_new_tokens=NEW, gamma=GAMMA)
-    stop = specjax.Stop(eos_ids=[])
-    text = specjax.generate(target, prompts, lengths, config=config, stop=stop).tokens
-    decoder = specjax.Decoder(target, Oracle.of(text, lengths, [wrong_at]), config)
-    state = decoder.run_rounds(decoder.start(prompts, lengths, stop=stop), 6)
-    stats = jax.device_get(state.stats)
+    stop = specjax.Stop(eos_ids=[], max_new_tokens=6 * (wrong_at + 1))
+    target = counting_model(VOCAB)
+    out = specjax.generate(target, np.array([[3, 4]]), [2], draft=draft, config=config, stop=stop)
+    stats = jax.device_get(out.stats)
+    assert stats.rounds[0] == 6
     assert stats.emitted[0] == 6 * (wrong_at + 1)
     assert stats.accepted[0] == 6 * wrong_at
     survived = survival(stats.accepted_at[0], stats.rounds[0])

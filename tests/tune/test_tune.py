@@ -22,10 +22,11 @@ from tests.text.tiny import tiny_lm
 
 VOCAB, GAMMA, NEW = 12, 3, 24
 TARGET = TableLM.random(VOCAB, seed=0)
-DRAFT = Model(perturbed(TARGET, 0.4))
+DRAFT = Model(perturbed(TARGET, 1.0))
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
 CONFIG = specjax.DecodeConfig(max_new_tokens=NEW, gamma=GAMMA)
-QUICK = Effort(repeats=2, component_repeats=2, component_seconds=0.005)
+DECODER = specjax.Decoder(TARGET, DRAFT, CONFIG)
+[GROUP] = groups(PROMPTS, 3, 4)
 
 
 def outcome(measured, *, batch=1, gamma=2, tokens=2.0, plain=1.0):
@@ -80,68 +81,55 @@ def test_breakeven():
     assert outcome(None, gamma=1, plain=0.5).breakeven is None
 
 
-@pytest.fixture(scope="module")
-def found():
-    settings = [Setting(draft="model", gamma=gamma, batch=2) for gamma in (1, GAMMA)]
-    return tune(TARGET, PROMPTS, {"model": DRAFT}, settings, config=CONFIG, effort=QUICK)
-
-
-def test_predictions_come_from_components_and_counts(found):
+def test_predictions_come_from_components_and_counts(monkeypatch):
+    """Of the longest draft the very rounds were recorded; those of the others follow from them."""
+    costs = {"draft": 0.1, "verify": 1.0, "round": 1.5}
+    monkeypatch.setattr(
+        tuner,
+        "measure",
+        lambda loops, **_: {n: [costs[n.split()[0]] * int(n.split()[-1])] * 3 for n in loops},
+    )
+    gammas = range(1, GAMMA + 1)
+    settings = [Setting(draft="model", gamma=gamma, batch=3) for gamma in gammas]
+    found = tune(TARGET, PROMPTS, {"model": DRAFT}, settings, config=CONFIG, effort=Effort(repeats=0))
     [components] = found.components
-    assert components.batch == 2
-    assert set(components.verify) == {2, GAMMA + 1}
+    assert components.plain == 1.5
+    assert components.draft == {"model": {gamma: pytest.approx(0.1 * gamma) for gamma in gammas}}
+    state = DECODER.run_rounds(GROUP.start(DECODER, specjax.Sampling()))
+    rounds = np.max(np.asarray(state.stats.rounds))
     for outcome in found.outcomes:
-        gamma = outcome.setting.gamma
-        assert outcome.plain == components.plain > 0
-        assert outcome.time == RoundTime(
-            draft=components.draft["model"][gamma],
-            verify=components.verify[gamma + 1],
-            overhead=components.overhead[gamma],
-        )
+        size = outcome.setting.gamma + 1
+        assert outcome.plain == components.plain
+        assert outcome.time.draft == pytest.approx(0.1 * (size - 1))
+        assert outcome.time.verify == pytest.approx(size)
+        assert outcome.time.overhead == pytest.approx(0.5 * size)
         assert outcome.predicted == pytest.approx(outcome.tokens * outcome.plain / outcome.time.total)
-        assert outcome.measured.low > 0
-    # Of the longest draft the very rounds were recorded; those of the other follow from them.
-    short, long = found.outcomes
-    assert long.tokens == pytest.approx(long.measured_tokens)
-    assert short.tokens == pytest.approx(short.measured_tokens, rel=0.1)
-    assert 1 < short.tokens < long.tokens
+        assert outcome.measured is None
+    assert [o.tokens for o in found.outcomes] == sorted(o.tokens for o in found.outcomes)
+    assert found.outcomes[-1].tokens == pytest.approx(NEW / rounds)
 
 
-def test_loops_leave_the_text_as_it_was():
-    """After every loop has run, decoding goes on as if none had."""
-    decoder = specjax.Decoder(TARGET, DRAFT, CONFIG)
-    [group] = groups(PROMPTS, 3, 4)
+def test_loops_run_every_step_and_leave_the_text_as_it_was():
+    """A step takes what the one before it found; after all loops, decoding goes on as if none had run."""
 
     def halfway():
-        return decoder.run_rounds(group.start(decoder, specjax.Sampling()), 3)
+        return DECODER.run_rounds(GROUP.start(DECODER, specjax.Sampling()), 3)
 
-    expected = decoder.result(decoder.run_rounds(halfway())).tokens
+    before = jax.device_get(halfway())
+    expected = np.asarray(DECODER.result(DECODER.run_rounds(halfway())).tokens)
     bench = parts.Bench(TARGET, DRAFT, CONFIG, halfway())
-    loops = (
-        bench.proposing(2),
-        bench.scoring(1),
-        bench.plain_round(1),
-        bench.scoring(4),
-        bench.plain_round(4),
-    )
-    for loop in (*loops, bench.proposing(GAMMA)):
-        loop(3)
-    state = dataclasses.replace(bench._state, tokens=jnp.where(
-        jnp.arange(bench._state.tokens.shape[1]) < bench._state.length[:, None], bench._state.tokens, 0
-    ))  # fmt: skip
-    np.testing.assert_array_equal(decoder.result(decoder.run_rounds(state)).tokens, expected)
-
-
-def test_every_step_of_a_loop_runs():
-    """Each step of a scoring loop takes the tokens that the one before found."""
-    decoder = specjax.Decoder(TARGET, DRAFT, CONFIG)
-    [group] = groups(PROMPTS, 3, 4)
-    bench = parts.Bench(TARGET, DRAFT, CONFIG, group.start(decoder, specjax.Sampling()))
-    bench.scoring(4)(4)
-    plain = specjax.generate(TARGET, group.tokens, group.lengths, config=CONFIG)
-    state = jax.device_get(bench._state)
-    for row, length in enumerate(group.lengths):
-        np.testing.assert_array_equal(state.tokens[row, length : length + 4], plain.tokens[row, :4])
+    bench.scoring(GAMMA + 1)(GAMMA + 1)
+    tokens = np.asarray(bench._state.tokens)
+    for row, (length, prompt) in enumerate(zip(before.length, before.prompt_length, strict=True)):
+        found, done = tokens[row, length : length + GAMMA + 1], length - prompt
+        np.testing.assert_array_equal(found, expected[row, done : done + GAMMA + 1])
+    bench.proposing(GAMMA)(3)
+    bench.plain_round(GAMMA + 1)(3)
+    state = bench._state
+    np.testing.assert_array_equal(state.length, before.length)
+    behind = np.arange(tokens.shape[1]) >= before.length[:, None]
+    state = dataclasses.replace(state, tokens=jnp.where(behind, 0, state.tokens))
+    np.testing.assert_array_equal(DECODER.result(DECODER.run_rounds(state)).tokens, expected)
 
 
 def test_groups_repeat_prompts_and_keep_their_seeds():
@@ -149,9 +137,7 @@ def test_groups_repeat_prompts_and_keep_their_seeds():
     assert [group.indices for group in made] == [(0, 1), (2, 0)]
     np.testing.assert_array_equal(made[1].lengths, [4, 3])
     np.testing.assert_array_equal(made[1].tokens[0], [6, 7, 8, 9, 0, 0])
-    decoder = specjax.Decoder(TARGET, None, CONFIG)
-    state = made[1].start(decoder, specjax.Sampling(seed=5))
-    np.testing.assert_array_equal(state.request.seed, [7, 5])
+    np.testing.assert_array_equal(made[1].seeded(specjax.Sampling(seed=5)).seed, [7, 5])
     assert typical(groups([[1], [1] * 9, [1] * 4], 1, 9)).indices == (2,)
 
 
@@ -196,6 +182,7 @@ def test_the_command_writes_what_it_found(tmp_path, capsys):
     [outcome] = written["outcomes"]
     assert outcome["setting"] == {"draft": "ngram", "gamma": 2, "verify_widths": [2], "batch": 1}
     assert outcome["measured"]["median"] > 0
+    assert outcome["tokens"] == outcome["measured_tokens"] > 1
     assert outcome["error"] == pytest.approx(outcome["predicted"] / outcome["measured"]["median"] - 1)
     assert written["subject"]["dtype"] == "float32"
     assert files["png"].read_bytes().startswith(b"\x89PNG")
