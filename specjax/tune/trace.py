@@ -69,7 +69,7 @@ class Trace:
 
     def _along_text(self, drafted: int) -> tuple[np.ndarray, np.ndarray]:
         """For each token of the text: does the draft agree with it (bool), does it propose there (bool)?"""
-        reached = np.sum(self.accepted >= drafted - 1) if drafted > 1 else self.rounds
+        reached = np.sum((self.live == drafted) & (self.accepted >= drafted - 1))
         rate = np.sum(self.accepted == drafted) / max(reached, 1)
         agreement, proposed = np.ones(self.tokens, bool), np.ones(self.tokens, bool)
         at, owed = 0, 0.5

@@ -9,11 +9,12 @@ import pytest
 from flax import nnx
 
 import specjax
-from specjax.bench.synthetic import LABEL, SyntheticDecoder
-from specjax.drafts import Model
+from specjax.bench.synthetic import LABEL, SyntheticDecoder, SyntheticRule
+from specjax.drafts import Model, Proposal
 from specjax.models import Transformer
+from specjax.sampling import Noise
 from specjax.testing import TableLM
-from specjax.verify import RULES
+from specjax.verify import RULES, verify_token
 from tests.tiny_llama import CONFIG as LLAMA
 
 VOCAB, GAMMA, BATCH, NEW = 12, 3, 64, 128
@@ -42,11 +43,21 @@ def test_counters_match_the_rates():
     np.testing.assert_array_less(np.abs(accepted / live - expected), 5 * error)
 
 
-def test_certain_rates_have_certain_counts():
-    stats = counted((1.0, 1.0, 0.0))
-    np.testing.assert_array_equal(stats.accepted_at[:, :2], stats.drafted_at[:, :2])
-    assert np.all(stats.accepted_at[:, 2] == 0)
-    np.testing.assert_array_equal(stats.rounds, -(-NEW // GAMMA))
+def test_certain_rates_and_what_is_not_live():
+    """Certain tokens are accepted as far as they are live; the next token has the target's own law."""
+    log_p = jnp.log(jnp.array([[0.7, 0.3, 0.0], [0.0, 0.2, 0.8], [0.0, 1.0, 0.0]]))
+    rule = SyntheticRule((1.0, 0.0), verify_token)
+
+    def applied(live, seed):
+        proposal = Proposal(jnp.zeros(2, jnp.int32), live, log_q=None, failed=jnp.bool_(False))
+        return rule(log_p, proposal, Noise.of_round(seed, jnp.int32(0), jnp.int32(5)))
+
+    live = jnp.tile(jnp.arange(3, dtype=jnp.int32), 500)
+    seeds = jnp.arange(1500, dtype=jnp.uint32)
+    n_accepted, tokens = jax.device_get(jax.jit(jax.vmap(applied))(live, seeds))
+    np.testing.assert_array_equal(n_accepted, np.minimum(live, 1))
+    assert set(tokens[n_accepted == 0]) == {0, 1}
+    assert set(tokens[n_accepted == 1]) == {1, 2}
 
 
 def test_the_work_of_a_real_round_is_done():
@@ -75,13 +86,12 @@ def test_no_configuration_reaches_it():
 
 
 def test_programs_are_not_shared_with_real_decoders():
-    """A decoder of the same models and shapes that was compiled before or after keeps its own rule."""
-    real = specjax.Decoder(TARGET, Model(DRAFT), CONFIG)
-    before = real.generate(PROMPTS, LENGTHS, sampling=SAMPLED, stop=ENDLESS)
-    counted(RATES)
-    after = real.generate(PROMPTS, LENGTHS, sampling=SAMPLED, stop=ENDLESS)
-    np.testing.assert_array_equal(after.tokens, before.tokens)
-    assert np.sum(before.stats.accepted) > 0
+    """Compiled programs are kept by what they were built from, so the rule must tell them apart."""
+    real = specjax.Decoder(TARGET, Model(DRAFT), CONFIG)._program(64)
+    programs = [SyntheticDecoder(TARGET, Model(DRAFT), CONFIG, rates=r)._program(64) for r in (RATES, RATES)]
+    other = SyntheticDecoder(TARGET, Model(DRAFT), CONFIG, rates=(0.0, *RATES[1:]))._program(64)
+    assert len({real, *programs, other}) == 3
+    assert real.for_admission() == programs[0].for_admission()
 
 
 @pytest.mark.parametrize("rates", ((0.5, 0.5), (0.5, 0.5, 1.1), ()))

@@ -165,7 +165,7 @@ TINY = ("--max-new-tokens", "12", "--gammas", "2", "--repeats", "1")
 
 @pytest.fixture
 def _tiny(monkeypatch):
-    monkeypatch.setattr(command, "load", lambda name, dtype: tiny_lm())
+    monkeypatch.setattr(command, "load", lambda name, dtype: tiny_lm(1))  # repeats itself
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
 
 
