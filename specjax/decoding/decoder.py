@@ -162,14 +162,16 @@ class Decoder:
 
     def propose(self, state: DecodeState) -> Proposal:
         """What the draft would propose in the next round. The state stays usable."""
-        return self._compiled_for(state).propose(self._weights, state)
+        with self._on_mesh():
+            return self._compiled_for(state).propose(self._weights, state)
 
     def lower_rounds(self, state: DecodeState) -> jax.stages.Lowered:
         """The loop of `run_rounds`, lowered: its `compile()` tells what memory it takes.
 
         It is compiled only once, here or by `run_rounds`.
         """
-        return self._compiled_for(state).run.lower(self._weights, state, np.int32(1))
+        with self._on_mesh():
+            return self._compiled_for(state).run.lower(self._weights, state, np.int32(1))
 
     def result(self, state: DecodeState) -> GenerateResult:
         """What the rows of a state have generated so far. The state stays usable."""

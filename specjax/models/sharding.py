@@ -104,10 +104,10 @@ def with_auto_axes(tree: Any) -> Any:
     """The same arrays on the same devices, split the same way, with the axes of their mesh left to XLA."""
 
     def auto(leaf: Any) -> Any:
-        sharding = _named_sharding(leaf)
-        if sharding is None or _is_auto(sharding.mesh):
+        mesh = _mesh_of_leaf(leaf)
+        if mesh is None or _is_auto(mesh):
             return leaf
-        sharding = NamedSharding(_auto(sharding.mesh), sharding.spec)
+        sharding = NamedSharding(_auto(mesh), leaf.sharding.spec)
         if isinstance(leaf, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
         return jax.device_put(leaf, sharding)
@@ -128,12 +128,11 @@ def left_to_xla(function: Callable[..., Any], prompts: jax.Array) -> Callable[..
     return jax.sharding.auto_axes(function, out_sharding=PartitionSpec(rows))
 
 
-def _named_sharding(leaf: Any) -> NamedSharding | None:
+def _mesh_of_leaf(leaf: Any) -> Mesh | None:
     """None also for what is being traced: there the caller's mesh is known to JAX."""
-    if isinstance(leaf, jax.core.Tracer):
-        return None
-    sharding = getattr(leaf, "sharding", None)
-    return sharding if isinstance(sharding, NamedSharding) else None
+    sharding = None if isinstance(leaf, jax.core.Tracer) else getattr(leaf, "sharding", None)
+    mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
+    return mesh if isinstance(mesh, Mesh) else None
 
 
 def _is_auto(mesh: Any) -> bool:
