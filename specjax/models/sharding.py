@@ -91,9 +91,7 @@ def mesh_of(tree: Any) -> Mesh | None:
     Raises:
         ValueError: they lie on several meshes.
     """
-    meshes = {
-        sharding.mesh for leaf in jax.tree.leaves(tree) if (sharding := _named_sharding(leaf)) is not None
-    }
+    meshes = {mesh for leaf in jax.tree.leaves(tree) if (mesh := _mesh_of_leaf(leaf)) is not None}
     if len(meshes) > 1:
         shapes = ", ".join(sorted(str(dict(mesh.shape)) for mesh in meshes))
         raise ValueError(f"the weights of target and draft lie on several meshes: {shapes}; expected one")
