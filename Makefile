@@ -5,6 +5,7 @@
 
 VENV        ?= .venv
 OLDEST      ?= .venv-oldest
+COMPILERS   ?= .venv-contracts
 PYTEST_ARGS ?=
 # Processes that share the tests; each may hold a model of 1 GB. One on an accelerator, which they cannot share.
 WORKERS     ?= 2
@@ -15,7 +16,7 @@ PIP = -m pip install --quiet --disable-pip-version-check --no-input --root-user-
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-oldest lint format clean FORCE
+.PHONY: help demo test test-all test-oldest contracts lint format clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -32,6 +33,11 @@ test-all: $(VENV)/.installed ## every test, the long exactness runs too
 test-oldest: $(OLDEST)/.installed ## the smoke tests on Python 3.11 with the oldest supported versions
 	$(OLDEST)/bin/python $(PYTEST) -m smoke $(PYTEST_ARGS)
 
+# Other devices' compilers run on the host; their programs are not stored, and CPU code is not what is looked at.
+contracts: $(COMPILERS)/.installed ## what the compilers for TPU and GPU make of the programs (minutes; needs no device)
+	JAX_PLATFORMS=cpu XLA_FLAGS= REQUIRE_COMPILERS=1 \
+	    $(COMPILERS)/bin/python $(PYTEST) tests/contracts -m contracts --durations=0 $(PYTEST_ARGS)
+
 lint: $(VENV)/.installed ## lint, formatting, types
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
@@ -42,7 +48,7 @@ format: $(VENV)/.installed ## repair what lint can repair
 	$(VENV)/bin/ruff format
 
 clean: ## remove the environments and every cache
-	rm -rf $(VENV) $(OLDEST) build dist .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(OLDEST) $(COMPILERS) build dist .pytest_cache .ruff_cache
 	find specjax tests scripts -name __pycache__ -prune -exec rm -rf {} +
 
 # The environments. .interpreter names the Python that one was made from, .installed is newer than everything
@@ -76,4 +82,16 @@ $(OLDEST)/.installed: pyproject.toml tests/oldest-constraints.txt $(OLDEST)/.int
 	@echo "Installing specjax and the oldest versions it supports into $(OLDEST) (the first time some minutes) ..."
 	@$(OLDEST)/bin/python $(PIP) --constraint tests/oldest-constraints.txt --editable '.[all,test]'
 	@$(OLDEST)/bin/python -c 'import jax, flax; print(f"Ready: jax {jax.__version__}, flax {flax.__version__}")'
+	@touch $@
+
+$(COMPILERS)/.interpreter:
+	@python=$$(PYTHON='$(PYTHON)' scripts/find_python.sh) && \
+	echo "Creating $(COMPILERS) with $$("$$python" --version) ($$python) ..." && \
+	"$$python" -m venv --clear $(COMPILERS) && \
+	echo "$$python" >$@
+
+$(COMPILERS)/.installed: pyproject.toml $(COMPILERS)/.interpreter
+	@echo "Installing specjax and the compilers for TPU and GPU into $(COMPILERS) (the first time some minutes) ..."
+	@$(COMPILERS)/bin/python $(PIP) --editable '.[cli,models,test,tpu,cuda-compiler]'
+	@$(COMPILERS)/bin/python -c 'import jax, flax; print(f"Ready: jax {jax.__version__}, flax {flax.__version__}")'
 	@touch $@

@@ -22,7 +22,8 @@ from specjax.certify import Effort
 from specjax.certify import run as certification
 from specjax.decoding import DecodeConfig, Stop
 from specjax.decoding.arguments import make_request
-from specjax.pairs import read_pair
+from specjax.pairs import Pair, read_pair
+from specjax.plan.command import PlanCommand
 from specjax.text.flags import DecodingFlags, UsageError, round_widths
 from specjax.text.output import JsonOutput, TextOutput, stderr_console
 from specjax.text.session import Session, Settings
@@ -66,6 +67,18 @@ class Generate(DecodingFlags):
     """How often each way of decoding is measured for --compare."""
     json: bool = False
     """Print one JSON object for each prompt and one for the report, instead of text."""
+
+    @classmethod
+    def of_pair(cls, pair: Pair) -> Generate:
+        """The command with a pair file's values as defaults."""
+        return cls(
+            model=pair.target,
+            draft=pair.draft if pair.speculate else "none",
+            dtype=pair.dtype,
+            gamma=pair.gamma,
+            verify_widths=pair.verify_widths,
+            rule=pair.rule,
+        )
 
     def settings(self) -> Settings:
         """The checked settings.
@@ -216,22 +229,16 @@ class Certify(DecodingFlags):
         return _OK if certificate.passed else _FAILED
 
 
-def _generate_pair(path: pathlib.Path, argv: Sequence[str]) -> Generate:
+def _with_pair(
+    command: Generate | PlanCommand, path: pathlib.Path, argv: Sequence[str]
+) -> Generate | PlanCommand:
     """The command in `argv` parsed again, with the defaults of a pair file: flags that were given win."""
     try:
-        pair = read_pair(path)
+        defaults = command.of_pair(read_pair(path))
     except ValueError as error:
         raise UsageError(str(error)) from error
-    defaults = Generate(
-        model=pair.target,
-        draft=pair.draft if pair.speculate else "none",
-        dtype=pair.dtype,
-        gamma=pair.gamma,
-        verify_widths=pair.verify_widths,
-        rule=pair.rule,
-    )
     config = (tyro.conf.FlagCreatePairsOff,)
-    return tyro.cli(Generate, prog="specjax generate", args=argv[1:], default=defaults, config=config)
+    return tyro.cli(type(command), prog=f"specjax {argv[0]}", args=argv[1:], default=defaults, config=config)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -240,16 +247,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: arguments without the program's name; None: those of the process.
     """
-    command: Generate | Certify | Bench | Tune = tyro.extras.subcommand_cli_from_dict(
-        {"generate": Generate, "certify": Certify, "bench": Bench, "tune": Tune},
+    command: Generate | Certify | Bench | Tune | PlanCommand = tyro.extras.subcommand_cli_from_dict(
+        {"generate": Generate, "certify": Certify, "bench": Bench, "tune": Tune, "plan": PlanCommand},
         prog="specjax",
         description="Exact speculative decoding for JAX.",
         args=argv,
         config=(tyro.conf.FlagCreatePairsOff,),
     )
     try:
-        if isinstance(command, Generate) and command.config is not None:
-            command = _generate_pair(command.config, sys.argv[1:] if argv is None else argv)
+        if isinstance(command, Generate | PlanCommand) and command.config is not None:
+            command = _with_pair(command, command.config, sys.argv[1:] if argv is None else argv)
         return command.run()
     except UsageError as error:
         print(f"specjax: error: {error}", file=sys.stderr)

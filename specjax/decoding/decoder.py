@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,9 @@ from specjax.drafts import Draft, NoDraft, Proposal
 from specjax.models.sharding import constrain_rows, left_to_xla, mesh_of, with_auto_axes
 from specjax.models.vocabulary import check_compatible
 from specjax.sampling import Processor, Sampling
+
+if TYPE_CHECKING:
+    from specjax.plan import Plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,6 +227,19 @@ class Decoder:
     def _on_mesh(self) -> contextlib.AbstractContextManager[Any]:
         """What programs are compiled and called in: on the mesh of the weights, if they lie on one."""
         return contextlib.nullcontext() if self._mesh is None else jax.set_mesh(self._mesh)
+
+    def plan(
+        self,
+        device: str,
+        *,
+        batch: int,
+        prompt_width: int,
+        **settings: Any,
+    ) -> Plan:
+        """What this decoder would need on a device that need not be there. See `specjax.plan.plan`."""
+        from specjax.plan import plan
+
+        return plan(self, device, batch=batch, prompt_width=prompt_width, **settings)
 
     def _arguments(
         self,

@@ -6,6 +6,7 @@ from specjax.testing.compiles import CompileCount, count_compiles
 from specjax.testing.enumeration import RuleOutcome, enumerate_rule, exact_law, total_variation
 from specjax.testing.faults import FromLogits, Oracle
 from specjax.testing.perturbed import perturbed
+from specjax.testing.programs import assert_donated, assert_no_cache_copies, assert_one_compile
 from specjax.testing.table_lm import TableLM, sequence_law
 
 __all__ = [
@@ -16,6 +17,9 @@ __all__ = [
     "Oracle",
     "RuleOutcome",
     "TableLM",
+    "assert_donated",
+    "assert_no_cache_copies",
+    "assert_one_compile",
     "check_caches",
     "check_model",
     "count_compiles",

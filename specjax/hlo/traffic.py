@@ -1,0 +1,285 @@
+"""What a compiled program moves and multiplies, counted on its instructions.
+
+Each instruction of the schedule reads its operands and writes its result once, where those lie in the
+device's main memory; what stays in on-chip memory costs nothing. Fusions that slice an operand read the
+slice, updates in place touch the update. Loops count their body as often as it runs, conditionals their
+costliest branch. Padding of tiled layouts is not counted, nor is what a cache of the device may save.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+
+import numpy as np
+
+from specjax.hlo.module import Array, Computation, Instruction, Module
+
+_FREE = frozenset(
+    {
+        *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id"),
+        *("replica-id", "opt-barrier", "optimization-barrier", "add-dependency", "domain"),
+    }
+)
+_SLICES = frozenset({"dynamic-slice", "slice", "gather", "slice-start", "dynamic-slice-start"})
+# Where an update in place has its destination and its update among the operands.
+UPDATES = {"dynamic-update-slice": 1, "dynamic-update-slice-start": 1, "scatter": 2}
+_SAME_ELEMENTS = frozenset({"bitcast", "reshape", "convert", "copy", "transpose"})
+_COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_NUMBERS = re.compile(r"-?\d+")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """What a program does, on one device.
+
+    Attributes:
+        read_bytes, written_bytes: of the device's main memory.
+        flops: of matrix products alone.
+        collective_bytes: operands of collectives, which other devices get too.
+        unknown_loops: loops that run nobody knows how often; counted as if once.
+    """
+
+    read_bytes: float = 0
+    written_bytes: float = 0
+    flops: float = 0
+    collective_bytes: float = 0
+    unknown_loops: int = 0
+
+    @property
+    def total_bytes(self) -> float:
+        return self.read_bytes + self.written_bytes
+
+    def __add__(self, other: Traffic) -> Traffic:
+        fields = [field.name for field in dataclasses.fields(Traffic)]
+        return Traffic(**{name: getattr(self, name) + getattr(other, name) for name in fields})
+
+    def times(self, count: int) -> Traffic:
+        return Traffic(
+            read_bytes=self.read_bytes * count,
+            written_bytes=self.written_bytes * count,
+            flops=self.flops * count,
+            collective_bytes=self.collective_bytes * count,
+            unknown_loops=self.unknown_loops,
+        )
+
+
+def count(module: Module) -> Traffic:
+    """The traffic of a whole program."""
+
+    @functools.cache
+    def of_computation(name: str) -> Traffic:
+        computation = module[name]
+        return sum((of(computation, item) for item in computation.instructions.values()), Traffic())
+
+    def of(computation: Computation, item: Instruction) -> Traffic:
+        if item.opcode == "while":
+            trips = trip_count(module, computation, item)
+            once = sum((of_computation(name) for name in item.called), Traffic())
+            return once + Traffic(unknown_loops=1) if trips is None else once.times(trips)
+        if item.opcode == "conditional":
+            branches = [of_computation(name) for name in item.called if name in module.computations]
+            return max(branches, key=lambda branch: (branch.total_bytes, branch.flops), default=Traffic())
+        if item.opcode == "call":
+            return of_computation(item.called[0])
+        if item.opcode in _FREE or item.opcode.endswith(("-done", "-update")):
+            return Traffic()
+        read, written = _moved(module, computation, item)
+        collective = item.opcode.removesuffix("-start") in _COLLECTIVES
+        operands = sum(operand.nbytes for operand in computation.operands(item)) if collective else 0
+        return Traffic(
+            read_bytes=read,
+            written_bytes=written,
+            flops=_flops(module, computation, item),
+            collective_bytes=operands,
+        )
+
+    return of_computation(module.entry)
+
+
+def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
+    """How often a loop's body runs, if that can be read off the program: by ones, up to a constant."""
+    if known := _TRIPS.search(loop.text):
+        return int(known.group(1))
+    condition = module[loop.called[0]]
+    test = condition.root
+    if test.opcode != "compare" or test.attribute("direction") != "LT":
+        return None
+    carried = computation.operands(loop)[0]
+    values = [_carried_constant(condition, side, computation, carried) for side in condition.operands(test)]
+    known = [value for value in values if value is not None]
+    return max(known[1] - known[0], 0) if len(values) == len(known) == 2 else None
+
+
+def _carried_constant(
+    condition: Computation, side: Instruction, outer: Computation, carried: Instruction
+) -> int | None:
+    """One side of a loop's test: a constant there, or a carried number that begins as one."""
+    if side.opcode == "get-tuple-element" and carried.opcode == "tuple":
+        index = int(side.attribute("index") or 0)
+        return _constant(outer, outer.instructions.get(carried.operands[index]))
+    return _constant(condition, side)
+
+
+def _constant(computation: Computation, item: Instruction | None) -> int | None:
+    while item is not None and item.opcode in ("copy", "bitcast", "convert", "copy-done", "copy-start"):
+        item = computation.operands(item)[0]
+    if item is None or item.opcode != "constant":
+        return None
+    value = re.match(r"constant\((-?\d+)\)", item.text)
+    return value and int(value.group(1))
+
+
+def _moved(module: Module, computation: Computation, item: Instruction) -> tuple[float, float]:
+    """Bytes of main memory that one instruction reads and writes."""
+    operands = computation.operands(item)
+    if item.opcode == "fusion":
+        body = module[item.called[0]]
+        read = 0.0
+        for index, operand in enumerate(operands):
+            if _in_memory(operand):
+                read += min(_read_of_parameter(module, body, body.parameters[index]), operand.nbytes)
+        return read, _written_by_fusion(module, body, item)
+    results = _results(item)
+    if item.opcode in _SLICES:
+        sliced = sum(array.nbytes for array in results)
+        return sliced * _in_memory(operands[0]), sum(_bytes(array) for array in results)
+    if item.opcode in UPDATES:
+        update = operands[UPDATES[item.opcode]]
+        return update.nbytes * _in_memory(update), update.nbytes * (results[0].memory_space == 0)
+    read = sum(_bytes(array) for operand in dict.fromkeys(operands) for array in operand.arrays)
+    return read, sum(_bytes(array) for array in results)
+
+
+def _results(item: Instruction) -> tuple[Array, ...]:
+    """What an instruction writes; an asynchronous one also names its operands and a context."""
+    if item.opcode == "copy-start":
+        return item.arrays[:1]
+    if item.opcode.endswith("-start") and len(item.arrays) > len(item.operands):
+        return item.arrays[len(item.operands) : len(item.operands) + 1]
+    return item.arrays
+
+
+def _read_of_parameter(module: Module, body: Computation, item: Instruction) -> float:
+    """How many bytes of a fusion's parameter, or of what only renames it, the fusion reads."""
+    read = 0.0
+    for user in body.users[item.name]:
+        first = user.operands[0] == item.name
+        if user.opcode in _SLICES and first:
+            read += user.nbytes
+        elif user.opcode in UPDATES and first:
+            pass
+        elif user.opcode in _SAME_ELEMENTS:
+            read += _read_of_parameter(module, body, user)
+        elif user.opcode == "fusion":
+            nested = module[user.called[0]]
+            for index, name in enumerate(user.operands):
+                if name == item.name:
+                    read += _read_of_parameter(module, nested, nested.parameters[index])
+        else:
+            return item.nbytes
+    if not body.users[item.name]:
+        return item.nbytes if item.is_root else 0.0
+    return min(read, item.nbytes)
+
+
+def _written_by_fusion(module: Module, body: Computation, item: Instruction) -> float:
+    written = 0.0
+    for array, value in zip(item.arrays, fusion_results(module, body), strict=False):
+        if array.memory_space == 0:
+            owner, made = value
+            if made.opcode in UPDATES:
+                written += owner.instructions[made.operands[UPDATES[made.opcode]]].nbytes
+            else:
+                written += array.nbytes
+    return written
+
+
+def fusion_results(module: Module, body: Computation) -> list[tuple[Computation, Instruction]]:
+    """What makes each result of a fusion, behind renamings, with the computation that it stands in."""
+    root = body.root
+    made = body.operands(root) if root.opcode == "tuple" else [root]
+    return [_behind_renamings(module, body, item) for item in made]
+
+
+def _behind_renamings(
+    module: Module, body: Computation, item: Instruction
+) -> tuple[Computation, Instruction]:
+    while item.opcode in ("bitcast", "reshape"):
+        item = body.operands(item)[0]
+    if item.opcode == "fusion" and len(item.arrays) == 1:
+        nested = module[item.called[0]]
+        return _behind_renamings(module, nested, nested.root)
+    return body, item
+
+
+def _in_memory(item: Instruction) -> bool:
+    return any(array.memory_space == 0 for array in item.arrays)
+
+
+def _bytes(array: Array) -> int:
+    return array.nbytes if array.memory_space == 0 else 0
+
+
+def _flops(module: Module, computation: Computation, item: Instruction) -> float:
+    """Of the matrix products in an instruction, a fusion's included."""
+    if item.opcode == "fusion":
+        body = module[item.called[0]]
+        return sum(_flops(module, body, inner) for inner in body.instructions.values())
+    if item.opcode not in ("dot", "convolution", "custom-call"):
+        return 0
+    operands = computation.operands(item)
+    if item.opcode == "convolution":
+        return _convolution_flops(item, operands[0].arrays[0], operands[1].arrays[0])
+    contracted = re.search(r'lhs_contracting_(?:dims=|dimensions":)[{\[]([^}\]]*)[}\]]', item.text)
+    if contracted is None:
+        return 0
+    lhs = operands[0].arrays[0].dims
+    depth = math.prod(lhs[int(axis)] for axis in _NUMBERS.findall(contracted.group(1)))
+    return 2 * item.arrays[0].size * depth
+
+
+def _convolution_flops(item: Instruction, lhs: Array, rhs: Array) -> float:
+    """2 x the pairs of elements that meet; TPU programs write batched products as dilated convolutions."""
+    lhs_labels, rhs_labels, out_labels = re.split("_|->", item.attribute("dim_labels") or "")
+    window = _window(item.attribute("window") or "{}")
+    out = item.arrays[0]
+    meetings = 1
+    for position, label in enumerate(sorted(set(out_labels) - {"b", "f"})):
+        meetings *= _meetings(
+            inputs=lhs.dims[lhs_labels.index(label)],
+            outputs=out.dims[out_labels.index(label)],
+            kernel=rhs.dims[rhs_labels.index(label)],
+            **{name: values[position] for name, values in window.items()},
+        )
+    batch, features = out.dims[out_labels.index("b")], out.dims[out_labels.index("f")]
+    groups = int(item.attribute("batch_group_count") or 1)
+    return 2 * batch * features * rhs.dims[rhs_labels.index("i")] * meetings / groups
+
+
+def _window(text: str) -> dict[str, list[int]]:
+    """The window's settings for each spatial dimension, defaults filled in."""
+    given = dict(part.split("=") for part in text.strip("{}").split())
+    rank = len(given.get("size", "").split("x")) if given.get("size") else 0
+
+    def numbers(name: str, default: str) -> list[str]:
+        return given[name].split("x") if name in given else [default] * rank
+
+    return {
+        "stride": [int(value) for value in numbers("stride", "1")],
+        "padding": [int(value.split("_")[0]) for value in numbers("pad", "0_0")],
+        "lhs_dilation": [int(value) for value in numbers("lhs_dilate", "1")],
+        "rhs_dilation": [int(value) for value in numbers("rhs_dilate", "1")],
+    }
+
+
+def _meetings(
+    *, inputs: int, outputs: int, kernel: int, stride: int, padding: int, lhs_dilation: int, rhs_dilation: int
+) -> int:
+    """Along one spatial dimension: how many pairs of an input and a kernel element are multiplied."""
+    place = np.arange(outputs)[:, None] * stride + np.arange(kernel) * rhs_dilation - padding
+    inside = (place >= 0) & (place < (inputs - 1) * lhs_dilation + 1) & (place % lhs_dilation == 0)
+    return int(inside.sum())
