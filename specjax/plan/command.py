@@ -25,8 +25,7 @@ from specjax.plan.report import notes, tables
 from specjax.text.flags import UsageError
 from specjax.text.output import stderr_console
 
-# Only a process that uses a TPU must have libtpu for itself; the rest it would ask a machine that has one,
-# and complain.
+# Only a process that uses a TPU must have libtpu for itself; the rest it would look for on a TPU's machine.
 _LIBTPU = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_SKIP_MDS_QUERY": "1",

@@ -224,14 +224,14 @@ class _Planner:
         target, draft, processors = nnx.merge(self.decoder._graphdef, self.arguments.weights)
         gamma = self.programs.program.gamma
         config = dataclasses.replace(self.decoder.config, verify_widths=())
-        ideal = _weight_bytes(self.arguments.weights)[0] + self._valid_bytes(state.cache)
+        ideal = _weight_bytes(self.arguments.weights)[0] + self._valid_bytes(target, state.cache)
         for name, width in (("plain", 0), ("verify", gamma)):
             if name in passes:
                 alone = Decoder(target, NoDraft(width=width), config, processors=processors)
                 yield self._step(name, alone, alone._weights, self._state_alone(alone, state.cache), ideal)
         if isinstance(self.decoder.draft, Model):
             alone = Decoder(draft, NoDraft(), config)
-            of_draft = device_bytes(alone._weights) + self._valid_bytes(state.draft.cache)
+            of_draft = device_bytes(alone._weights) + self._valid_bytes(draft, state.draft.cache)
             if "draft" in passes:
                 of_state = self._state_alone(alone, state.draft.cache)
                 yield self._step("draft", alone, alone._weights, of_state, of_draft)
@@ -272,19 +272,21 @@ class _Planner:
         shardings = jax.tree.map(lambda leaf: leaf.sharding, cache)
         return dataclasses.replace(place(state, self.where), cache=place_like(state.cache, shardings))
 
-    def _valid_bytes(self, cache: Any) -> float:
+    def _valid_bytes(self, model: Any, cache: Any) -> float:
         """Bytes on one device of what a cache holds when rows are as long as they can be.
 
         Arrays that do not grow with the capacity, such as a recurrent state, count as a whole.
         """
         program = self.programs.program
         valid = program.capacity - program.gamma - 2
+        with self._on_mesh():
+            longer = jax.eval_shape(lambda: model.init_cache(self.batch, 2 * program.cache_capacity))
 
-        def of(leaf: Any) -> float:
-            slots = [size for size in leaf.shape if size >= program.cache_capacity]
-            return device_bytes(leaf) * (valid / slots[0] if slots else 1)
+        def of(leaf: Any, longer: Any) -> float:
+            grown = [size for size, more in zip(leaf.shape, longer.shape, strict=True) if size != more]
+            return device_bytes(leaf) * (valid / grown[0] if grown else 1)
 
-        return sum(of(leaf) for leaf in jax.tree.leaves(cache))
+        return sum(jax.tree.leaves(jax.tree.map(of, cache, longer)))
 
     def _compile(self, what: str, function: Any, *arguments: Any) -> tuple[Any, float]:
         self.progress(f"compiling {what}")

@@ -1,7 +1,7 @@
 """What the compilers of the devices that we are run on make of the pairs in `configs/`.
 
-Widths, batch and capacity are real; depth is two layers where a pair is large, since layers are alike and
-each takes some seconds to compile. One pair has its full depth.
+Widths, batch and capacity are real; where a pair is large, its target has two layers and its draft has one, since
+layers are alike and each takes half a minute to compile. One model has its full depth.
 """
 
 from __future__ import annotations
