@@ -1,7 +1,7 @@
 """What the compilers of the devices that we are run on make of the pairs in `configs/`.
 
-Widths, batch and capacity are real; where a pair is large, its target has two layers and its draft has one, since
-layers are alike and each takes half a minute to compile. One model has its full depth.
+Widths, batch and capacity are real; where a pair is large, its target has two layers and its draft has one,
+since layers are alike and each takes half a minute to compile. One model has its full depth.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from specjax.plan.abstract import abstract_model, model_config
 pytestmark = pytest.mark.contracts
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-SHALLOW = 2
+SHALLOW = (2, 1)  # layers of target and draft
 
 
-def planned(name: str, device: str, *, layers: int | None, passes=(), **changes):
+def planned(name: str, device: str, *, layers=SHALLOW, passes=(), **changes):
     """The plan of a pair in `configs/`, cut to a number of layers, and the bytes of its whole caches."""
     pair = dataclasses.replace(read_pair(CONFIGS / f"{name}.toml"), **changes)
-    target = model_config(pair.target)
-    draft = None if pair.draft == "ngram" else model_config(pair.draft)
+    configs = [model_config(model) for model in (pair.target, pair.draft) if model != "ngram"]
+    depths = layers or [config.num_layers for config in configs]
 
-    def cut(config):
-        shallow = dataclasses.replace(config, num_layers=layers or config.num_layers)
-        return abstract_model(shallow, jnp.bfloat16)
+    def cut(config, depth):
+        return abstract_model(dataclasses.replace(config, num_layers=depth), jnp.bfloat16)
 
-    decoder = Decoder(cut(target), Ngram() if draft is None else Model(cut(draft)), pair.config)
+    target, *drafts = map(cut, configs, depths)
+    decoder = Decoder(target, Model(drafts[0]) if drafts else Ngram(), pair.config)
     made = plan(
         decoder, device, batch=pair.batch, prompt_width=pair.prompt_width, mesh=pair.mesh, passes=passes
     )
-    caches = [(target, made.memory.target_cache), (draft, made.memory.draft_cache)]
+    sizes = (made.memory.target_cache, made.memory.draft_cache)
     return made, sum(
-        size * config.num_layers // (layers or config.num_layers) for config, size in caches if config
+        size * config.num_layers // depth for config, size, depth in zip(configs, sizes, depths, strict=False)
     )
 
 
@@ -65,9 +65,7 @@ def check_programs(made, cache_bytes, *, write_loops: int):
 
 def test_a_large_pair_on_eight_chips(compiler_for):
     """Llama 3.1 8B with a draft of 1B, 32 rows of 4096 tokens."""
-    made, cache_bytes = planned(
-        "llama-3.1-8b-v5e-8", compiler_for("v5e:2x4"), layers=SHALLOW, passes=("verify",)
-    )
+    made, cache_bytes = planned("llama-3.1-8b-v5e-8", compiler_for("v5e:2x4"), passes=("verify",))
     # The target's write; of the draft's passes: catching up, the last tokens, each further one.
     check_programs(made, cache_bytes, write_loops=4)
     [verify] = made.steps
@@ -76,12 +74,12 @@ def test_a_large_pair_on_eight_chips(compiler_for):
 
 
 def test_a_large_pair_on_one_gpu(compiler_for):
-    made, cache_bytes = planned("llama-3.1-8b-h200", compiler_for("h200"), layers=SHALLOW)
+    made, cache_bytes = planned("llama-3.1-8b-h200", compiler_for("h200"))
     check_programs(made, cache_bytes, write_loops=4)
 
 
 def test_vocabularies_of_different_widths(compiler_for):
-    made, cache_bytes = planned("qwen2.5-7b-v6e-1", compiler_for("v6e:2x2"), layers=SHALLOW)
+    made, cache_bytes = planned("qwen2.5-7b-v6e-1", compiler_for("v6e:2x2"))
     check_programs(made, cache_bytes, write_loops=4)
 
 
