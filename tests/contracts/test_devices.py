@@ -24,7 +24,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 SHALLOW = (2, 1)  # layers of target and draft
 
 
-def planned(name: str, device: str, *, layers=SHALLOW, passes=(), **changes):
+def planned(name: str, device: str, *, layers=SHALLOW, **changes):
     """The plan of a pair in `configs/`, cut to a number of layers, and the bytes of its whole caches."""
     pair = dataclasses.replace(read_pair(CONFIGS / f"{name}.toml"), **changes)
     configs = [model_config(model) for model in (pair.target, pair.draft) if model != "ngram"]
@@ -35,9 +35,7 @@ def planned(name: str, device: str, *, layers=SHALLOW, passes=(), **changes):
 
     target, *drafts = map(cut, configs, depths)
     decoder = Decoder(target, Model(drafts[0]) if drafts else Ngram(), pair.config)
-    made = plan(
-        decoder, device, batch=pair.batch, prompt_width=pair.prompt_width, mesh=pair.mesh, passes=passes
-    )
+    made = plan(decoder, device, batch=pair.batch, prompt_width=pair.prompt_width, mesh=pair.mesh, passes=())
     sizes = (made.memory.target_cache, made.memory.draft_cache)
     return made, sum(
         size * config.num_layers // depth for config, size, depth in zip(configs, sizes, depths, strict=False)
@@ -65,12 +63,9 @@ def check_programs(made, cache_bytes, *, write_loops: int):
 
 def test_a_large_pair_on_eight_chips(compiler_for):
     """Llama 3.1 8B with a draft of 1B, 32 rows of 4096 tokens."""
-    made, cache_bytes = planned("llama-3.1-8b-v5e-8", compiler_for("v5e:2x4"), passes=("verify",))
+    made, cache_bytes = planned("llama-3.1-8b-v5e-8", compiler_for("v5e:2x4"))
     # The target's write; of the draft's passes: catching up, the last tokens, each further one.
     check_programs(made, cache_bytes, write_loops=4)
-    [verify] = made.steps
-    assert verify.traffic.unknown_loops == 0
-    assert verify.traffic.total_bytes <= 1.5 * (made.memory.target_weights + made.memory.target_cache)
 
 
 def test_a_large_pair_on_one_gpu(compiler_for):
