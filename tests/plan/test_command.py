@@ -35,7 +35,7 @@ def test_a_pair_is_planned_without_weights(pair, tmp_path, capsys):
     assert (written["batch"], written["gamma"], written["capacity"]) == (2, 2, 12)
     assert [program["name"] for program in written["programs"]] == ["start", "run"]
     assert "target weights" in shown
-    assert "cpu, 1 model: 2 rows of 12 tokens, gamma 2" in shown
+    assert "cpu, 1 model: 2 rows of 12 tokens, gamma 2" in " ".join(shown.split())
     assert "compiling the loop of rounds" in progress
 
 
