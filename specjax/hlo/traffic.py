@@ -2,19 +2,22 @@
 
 Each instruction of the schedule reads its operands and writes its result once, where those lie in the
 device's main memory; what stays in on-chip memory costs nothing. Fusions that slice an operand read the
-slice, updates in place touch the update. Loops count their body as often as it runs, conditionals their
-costliest branch. Padding of tiled layouts is not counted, nor is what a cache of the device may save.
+slice, updates in place touch the update. Loops count their body as often as it runs, and as it is in its
+last round; conditionals count their costliest branch. Padding of tiled layouts is not counted, nor is what a
+cache of the device may save.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import re
+from collections.abc import Mapping
 
 import numpy as np
 
+from specjax.hlo.constants import Constants, Value
+from specjax.hlo.loops import trips
 from specjax.hlo.module import Array, Computation, Instruction, Module
 
 _FREE = frozenset(
@@ -28,7 +31,6 @@ _SLICES = frozenset({"dynamic-slice", "slice", "gather", "slice-start", "dynamic
 UPDATES = {"dynamic-update-slice": 1, "dynamic-update-slice-start": 1, "scatter": 2}
 _SAME_ELEMENTS = frozenset({"bitcast", "reshape", "convert", "copy", "transpose"})
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _NUMBERS = re.compile(r"-?\d+")
 
 
@@ -63,28 +65,33 @@ class Traffic:
             written_bytes=self.written_bytes * count,
             flops=self.flops * count,
             collective_bytes=self.collective_bytes * count,
-            unknown_loops=self.unknown_loops,
+            unknown_loops=self.unknown_loops if count else 0,
         )
 
 
 def count(module: Module) -> Traffic:
     """The traffic of a whole program."""
+    return _of_computation(module, module[module.entry], {})
 
-    @functools.cache
-    def of_computation(name: str) -> Traffic:
-        computation = module[name]
-        return sum((of(computation, item) for item in computation.instructions.values()), Traffic())
 
-    def of(computation: Computation, item: Instruction) -> Traffic:
+def _of_computation(module: Module, computation: Computation, known: Mapping[str, Value]) -> Traffic:
+    """The traffic of a computation, in which some values are known."""
+    constants = Constants(module, computation, known)
+
+    def of(item: Instruction) -> Traffic:
         if item.opcode == "while":
-            trips = trip_count(module, computation, item)
-            once = sum((of_computation(name) for name in item.called), Traffic())
-            return once + Traffic(unknown_loops=1) if trips is None else once.times(trips)
+            found = trips(module, computation, item, constants)
+            condition, body = (module[name] for name in item.called)
+            once = _of_computation(module, condition, {}) + _of_computation(module, body, found.known)
+            return once + Traffic(unknown_loops=1) if found.count is None else once.times(found.count)
         if item.opcode == "conditional":
-            branches = [of_computation(name) for name in item.called if name in module.computations]
-            return max(branches, key=lambda branch: (branch.total_bytes, branch.flops), default=Traffic())
+            branches = [_of_computation(module, module[name], {}) for name in item.called]
+            return max(branches, key=lambda branch: (branch.total_bytes, branch.flops))
         if item.opcode == "call":
-            return of_computation(item.called[0])
+            body = module[item.called[0]]
+            values = [constants[operand] for operand in computation.operands(item)]
+            given = {parameter.name: values[index] for index, parameter in body.parameters.items()}
+            return _of_computation(module, body, given)
         if item.opcode in _FREE or item.opcode.endswith(("-done", "-update")):
             return Traffic()
         read, written = _moved(module, computation, item)
@@ -97,40 +104,7 @@ def count(module: Module) -> Traffic:
             collective_bytes=operands,
         )
 
-    return of_computation(module.entry)
-
-
-def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
-    """How often a loop's body runs, if that can be read off the program: by ones, up to a constant."""
-    if known := _TRIPS.search(loop.text):
-        return int(known.group(1))
-    condition = module[loop.called[0]]
-    test = condition.root
-    if test.opcode != "compare" or test.attribute("direction") != "LT":
-        return None
-    carried = computation.operands(loop)[0]
-    values = [_carried_constant(condition, side, computation, carried) for side in condition.operands(test)]
-    known = [value for value in values if value is not None]
-    return max(known[1] - known[0], 0) if len(values) == len(known) == 2 else None
-
-
-def _carried_constant(
-    condition: Computation, side: Instruction, outer: Computation, carried: Instruction
-) -> int | None:
-    """One side of a loop's test: a constant there, or a carried number that begins as one."""
-    if side.opcode == "get-tuple-element" and carried.opcode == "tuple":
-        index = int(side.attribute("index") or 0)
-        return _constant(outer, outer.instructions.get(carried.operands[index]))
-    return _constant(condition, side)
-
-
-def _constant(computation: Computation, item: Instruction | None) -> int | None:
-    while item is not None and item.opcode in ("copy", "bitcast", "convert", "copy-done", "copy-start"):
-        item = computation.operands(item)[0]
-    if item is None or item.opcode != "constant":
-        return None
-    value = re.match(r"constant\((-?\d+)\)", item.text)
-    return value and int(value.group(1))
+    return sum((of(item) for item in computation.instructions.values()), Traffic())
 
 
 def _moved(module: Module, computation: Computation, item: Instruction) -> tuple[float, float]:
