@@ -36,7 +36,7 @@ class Effort:
     """
 
     repeats: int = 5
-    component_repeats: int = 7
+    component_repeats: int = 11
     component_seconds: float = 0.3
 
     def __post_init__(self) -> None:
@@ -209,21 +209,24 @@ class _Run:
         effort = self._effort
         seconds = measure(loops, repeats=effort.component_repeats, seconds=effort.component_seconds)
 
-        def median(name: str) -> float:
-            return float(np.median(seconds[name]))
+        plain = np.array(seconds["round 1"])
+
+        def median(values: np.ndarray | list[float]) -> float:
+            # Relative to plain decoding in the same turn: what slowed a whole turn cancels out.
+            return float(np.median(np.divide(values, plain)) * np.median(plain))
 
         def overhead(gamma: int) -> float:
-            # Of the same turns; noise can make a small difference negative.
+            # Noise can make a small difference negative.
             rest = np.subtract(seconds[f"round {gamma + 1}"], seconds[f"verify {gamma + 1}"])
-            return max(float(np.median(rest)), 0.0)
+            return max(median(rest), 0.0)
 
         return Components(
             batch=batch,
-            plain=median("round 1"),
-            verify={width: median(f"verify {width}") for width in widths},
+            plain=median(plain),
+            verify={width: median(seconds[f"verify {width}"]) for width in widths},
             overhead={gamma: overhead(gamma) for gamma in gammas},
             draft={
-                name: {gamma: median(f"draft {name} {gamma}") for gamma in own}
+                name: {gamma: median(seconds[f"draft {name} {gamma}"]) for gamma in own}
                 for name, own in by_draft.items()
             },
         )
@@ -290,4 +293,6 @@ def _measured(outcome: Outcome, turns: Sequence[Mapping[str, Sample[_Decoded]]])
         outcome,
         measured=paired_ratio([d.seconds for d in plain], [d.seconds for d in own]),
         measured_tokens=plain[0].rounds / own[0].rounds,
+        measured_round=float(np.median([d.seconds / d.rounds for d in own])),
+        measured_plain=float(np.median([d.seconds / d.rounds for d in plain])),
     )

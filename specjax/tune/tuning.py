@@ -47,7 +47,8 @@ class Outcome:
         acceptance: of each draft position given the ones before it; None where it was never reached.
         plain: seconds of a plain round, from the components.
         measured: the speed-up that was measured; None where it was not.
-        measured_tokens: as `tokens`, counted in the measured runs.
+        measured_tokens, measured_round, measured_plain: of the measured runs, as `tokens`, seconds of a round
+            and `plain`: what a wrong prediction was wrong about.
     """
 
     setting: Setting
@@ -57,6 +58,8 @@ class Outcome:
     plain: float
     measured: Interval | None = None
     measured_tokens: float | None = None
+    measured_round: float | None = None
+    measured_plain: float | None = None
 
     @property
     def predicted(self) -> float:
