@@ -126,6 +126,8 @@ def test_a_target_that_forgets_is_reported(fresh_programs):
     """Its cache misses the last accepted token, which no text shows when plain decoding forgets too."""
 
     class Forgetful(TableLM):
+        positional_cache = False  # so that committing is told how much was accepted
+
         def commit(self, cache, pending, lengths, count):
             rows = jnp.arange(len(lengths))
             return pending.at[rows, lengths + count - 1].set(0)
