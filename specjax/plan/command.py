@@ -21,7 +21,7 @@ from specjax.plan.abstract import abstract_decoder
 from specjax.plan.compilation import largest_batch, plan
 from specjax.plan.devices import describe
 from specjax.plan.plan import PASSES, Plan
-from specjax.plan.report import notes, tables
+from specjax.plan.report import heading, notes, tables
 from specjax.text.flags import UsageError
 from specjax.text.output import stderr_console
 
@@ -162,6 +162,7 @@ def run(
     made = planned(
         decoder, device, prompt_width=pair.prompt_width, mesh=pair.mesh, passes=passes, progress=progress
     )
+    rich.print(heading(made))
     for table in tables(made):
         rich.print(table)
     for note in notes(made):

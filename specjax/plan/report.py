@@ -10,6 +10,12 @@ from rich.table import Table
 from specjax.plan.plan import Plan
 
 
+def heading(plan: Plan) -> str:
+    """What was planned, in a line."""
+    where = " x ".join(f"{size} {axis}" for axis, size in plan.mesh.items()) or "one device"
+    return f"{plan.device}, {where}: {plan.batch} rows of {plan.capacity} tokens, gamma {plan.gamma}"
+
+
 def tables(plan: Plan) -> Iterator[Table]:
     """What there is to say about a plan, for `rich.print`."""
     yield _memory(plan)
@@ -41,8 +47,8 @@ def notes(plan: Plan) -> Iterator[str]:
         yield f"FAULT: {fault}"
 
 
-def _table(*columns: str, rows: Sequence[Sequence[str]], title: str) -> Table:
-    table = Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, title=title, title_justify="left")
+def _table(*columns: str, rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for index, name in enumerate(columns):
         table.add_column(name, justify="right" if index else "left")
     for row in rows:
@@ -64,9 +70,7 @@ def _memory(plan: Plan) -> Table:
         "of": memory.capacity,
     }
     rows = [(name, "-" if value is None else _gigabytes(value)) for name, value in named.items()]
-    where = "one device" if not plan.mesh else " x ".join(f"{n} {axis}" for axis, n in plan.mesh.items())
-    title = f"{plan.device}, {where}: {plan.batch} rows of {plan.capacity} tokens, gamma {plan.gamma}"
-    return _table("memory of one device", "GB", rows=rows, title=title)
+    return _table("memory of one device", "GB", rows=rows)
 
 
 def _programs(plan: Plan) -> Table:
@@ -85,7 +89,7 @@ def _programs(plan: Plan) -> Table:
         for program in plan.programs
     ]
     columns = ("temporaries GB", "aliased GB", "donated GB", "cache copies", "once", "host transfers")
-    return _table("program", *columns, "row-write loops", "compiled in s", rows=rows, title="")
+    return _table("program", *columns, "row-write loops", "compiled in s", rows=rows)
 
 
 def _steps(plan: Plan) -> Table:
@@ -102,7 +106,7 @@ def _steps(plan: Plan) -> Table:
         for step in plan.steps
     ]
     columns = ("GB moved", "ideal GB", "ratio", "Tflop", "MB exchanged", "ms, by model")
-    return _table("pass", *columns, rows=rows, title="")
+    return _table("pass", *columns, rows=rows)
 
 
 def _speedups(plan: Plan) -> Table:
@@ -110,7 +114,7 @@ def _speedups(plan: Plan) -> Table:
         (f"{acceptance:.1f}", f"{tokens:.2f}", f"{speedup:.2f}")
         for acceptance, (tokens, speedup) in plan.speedups.items()
     ]
-    return _table("acceptance", "tokens/round", "speed-up, by model", rows=rows, title="")
+    return _table("acceptance", "tokens/round", "speed-up, by model", rows=rows)
 
 
 def _gigabytes(value: float) -> str:
