@@ -27,7 +27,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["ngram", "model"])
+@pytest.mark.parametrize("kind", [pytest.param("ngram", marks=pytest.mark.slow), "model"])
 def test_every_value_is_served_by_the_same_programs(kind):
     target = counting_model(8)
     draft = Ngram() if kind == "ngram" else Model(counting_model(8, seed=1))

@@ -37,9 +37,9 @@ def greedy_text(prompt, count):
     (
         (NoDraft(), 0),
         (Ngram(), 4),
-        (Model(NEAR_TARGET), 0),
-        (Model(NEAR_TARGET), 1),
         (Model(NEAR_TARGET), 4),
+        pytest.param(Model(NEAR_TARGET), 0, marks=pytest.mark.slow),
+        pytest.param(Model(NEAR_TARGET), 1, marks=pytest.mark.slow),
         pytest.param(NoDraft(width=1), 1, marks=pytest.mark.slow),
         pytest.param(NoDraft(width=4), 4, marks=pytest.mark.slow),
         pytest.param(Ngram(), 0, marks=pytest.mark.slow),

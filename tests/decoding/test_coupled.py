@@ -45,9 +45,8 @@ def plain():
 @pytest.mark.parametrize(
     "name, gamma",
     (
-        ("ngram", 4),
         ("perturbed", 4),
-        *(pytest.param(name, 4, marks=pytest.mark.slow) for name in ("self", "wrong")),
+        *(pytest.param(name, 4, marks=pytest.mark.slow) for name in ("ngram", "self", "wrong")),
         *(pytest.param(name, gamma, marks=pytest.mark.slow) for name in DRAFTS for gamma in (1, 2, 8)),
     ),
 )
@@ -64,6 +63,7 @@ def test_nor_on_the_widths_of_rounds(plain):
     np.testing.assert_array_equal(run(Ngram(), 8, verify_widths=(2, 3, 5)).tokens, plain.tokens)
 
 
+@pytest.mark.slow
 def test_nor_on_the_neighbours(plain):
     """A single seed means seed + row, so a row alone is given its own."""
     sampling = dataclasses.replace(SAMPLING, temperature=SAMPLING.temperature[5:6], seed=16)

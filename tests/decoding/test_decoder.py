@@ -129,7 +129,13 @@ def test_inside_the_callers_own_jit():
     assert_same(jitted, outside)
 
 
-@pytest.mark.parametrize("draft", (Ngram(), Model(DRAFT)), ids=("ngram", "model"))
+@pytest.mark.parametrize(
+    "draft",
+    (
+        pytest.param(Model(DRAFT), id="model"),
+        pytest.param(Ngram(), id="ngram", marks=pytest.mark.slow),
+    ),
+)
 def test_a_conversation_goes_on_where_it_stopped(draft):
     """Extending a state gives what a fresh start with the whole text gives; rows with nothing new stay."""
     config = specjax.DecodeConfig(max_new_tokens=NEW, gamma=3, capacity=64, debug=True)

@@ -1,6 +1,7 @@
 """Greedy text does not depend on the draft, on gamma, on neighbours or on where a row sits."""
 
 import dataclasses
+import itertools
 
 import jax.numpy as jnp
 import numpy as np
@@ -45,10 +46,16 @@ def run(draft, gamma, batch_of=None, **kwargs):
     return specjax.generate(TARGET, tokens, lengths, draft=draft, config=config, **kwargs)
 
 
+QUICK = (("ngram", 4), ("perturbed", 4), ("self", 4))
+
+
 @pytest.mark.parametrize(
-    "gamma", (1, 4, pytest.param(2, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow))
+    "name, gamma",
+    [
+        pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
+        for case in itertools.product(DRAFTS, (1, 2, 4, 8))
+    ],
 )
-@pytest.mark.parametrize("name", DRAFTS)
 def test_speculative_text_equals_plain_text(name, gamma):
     plain = run(NoDraft(width=gamma), gamma)
     out = run(DRAFTS[name], gamma)
@@ -94,48 +101,57 @@ def test_every_pattern_of_acceptance_gives_the_same_text():
         np.testing.assert_array_equal(accepted, np.arange(4) < wrong_at[:, None])
 
 
-def test_a_row_alone_in_a_batch_and_at_another_place_gives_the_same_tokens():
+@pytest.mark.parametrize(
+    "draft",
+    (
+        pytest.param(Model(perturbed(TARGET, 0.3)), id="model"),
+        pytest.param(Ngram(), id="ngram", marks=pytest.mark.slow),
+    ),
+)
+def test_a_row_alone_in_a_batch_and_at_another_place_gives_the_same_tokens(draft):
     settings = {"temperature": 1.0, "top_p": 0.95, "repetition_penalty": 1.1}
     seeds = np.arange(100, 100 + BATCH)
     tokens, lengths = prompts()
-    for draft in (Ngram(), Model(perturbed(TARGET, 0.3))):
-        together = run(draft, 3, sampling=specjax.Sampling(**settings, seed=seeds))
-        order = np.random.default_rng(0).permutation(BATCH)
-        moved = run(
+
+    def rows(which):
+        return run(
             draft,
-            3,
-            (tokens[order], lengths[order]),
-            sampling=specjax.Sampling(**settings, seed=seeds[order]),
-        )
-        np.testing.assert_array_equal(np.asarray(together.tokens)[order], moved.tokens)
-        for row in (0, 5):
-            alone = run(
-                draft,
-                3,
-                (tokens[row : row + 1], lengths[row : row + 1]),
-                sampling=specjax.Sampling(**settings, seed=seeds[row : row + 1]),
-            )
-            np.testing.assert_array_equal(alone.tokens[0], together.tokens[row])
+            4,
+            (tokens[which], lengths[which]),
+            sampling=specjax.Sampling(**settings, seed=seeds[which]),
+        ).tokens
+
+    together = np.asarray(rows(np.arange(BATCH)))
+    order = np.random.default_rng(0).permutation(BATCH)
+    np.testing.assert_array_equal(together[order], rows(order))
+    for row in (0, 5):
+        np.testing.assert_array_equal(together[[row]], rows([row]))
 
 
 def test_equal_prompts_differ_by_seed_and_agree_with_equal_seeds():
-    tokens, lengths = np.tile(prompts()[0][:1], (4, 1)), np.full(4, WIDTH, np.int32)
-    differ = run(Ngram(), 3, (tokens, lengths), sampling=specjax.Sampling(temperature=1.0, seed=7))
-    agree = run(Ngram(), 3, (tokens, lengths), sampling=specjax.Sampling(temperature=1.0, seed=[7, 7, 9, 9]))
-    assert len({tuple(row) for row in np.asarray(differ.tokens)}) == 4
+    tokens, lengths = np.tile(prompts()[0][:1], (BATCH, 1)), np.full(BATCH, WIDTH, np.int32)
+    differ = run(Ngram(), 4, (tokens, lengths), sampling=specjax.Sampling(temperature=1.0, seed=7))
+    agree = run(
+        Ngram(),
+        4,
+        (tokens, lengths),
+        sampling=specjax.Sampling(temperature=1.0, seed=[7, 7, 9, 9, 1, 2, 3, 4]),
+    )
+    assert len({tuple(row) for row in np.asarray(differ.tokens)}) == BATCH
     np.testing.assert_array_equal(agree.tokens[0], agree.tokens[1])
     np.testing.assert_array_equal(agree.tokens[2], agree.tokens[3])
     np.testing.assert_array_equal(agree.tokens[0], differ.tokens[0])
 
 
 def test_greedy_and_sampled_rows_share_a_batch():
-    mixed = run(Ngram(), 3, sampling=specjax.Sampling(temperature=np.arange(BATCH) % 2, seed=3))
-    greedy = run(Ngram(), 3)
-    sampled = run(Ngram(), 3, sampling=specjax.Sampling(temperature=1.0, seed=3))
+    mixed = run(Ngram(), 4, sampling=specjax.Sampling(temperature=np.arange(BATCH) % 2, seed=3))
+    greedy = run(Ngram(), 4)
+    sampled = run(Ngram(), 4, sampling=specjax.Sampling(temperature=1.0, seed=3))
     np.testing.assert_array_equal(mixed.tokens[::2], greedy.tokens[::2])
     np.testing.assert_array_equal(mixed.tokens[1::2], sampled.tokens[1::2])
 
 
+@pytest.mark.slow
 def test_acceptance_of_a_self_draft_does_not_drift():
     """A hole in the draft's cache, or a rollback by one too many, costs acceptance and never changes text."""
     config = specjax.DecodeConfig(max_new_tokens=400, gamma=3)
@@ -160,14 +176,14 @@ def test_acceptance_falls_as_a_draft_gets_worse():
     assert rates == sorted(set(rates), reverse=True)
 
 
-@pytest.mark.parametrize("smaller", (True, False))
+@pytest.mark.parametrize("smaller", (True, pytest.param(False, marks=pytest.mark.slow)))
 def test_padded_vocabularies_may_differ(smaller):
     """Ids that the draft lacks are still reachable; ids that the target lacks are never drafted."""
     draft = transformer(3, vocab_size=40 if smaller else 90)
-    out = run(Model(draft), 3, sampling=specjax.Sampling(temperature=1.0, seed=1))
+    out = run(Model(draft), 4, sampling=specjax.Sampling(temperature=1.0, seed=1))
     assert np.max(out.tokens) >= 40
     assert np.max(out.tokens) < 64
-    np.testing.assert_array_equal(run(Model(draft), 3).tokens, run(NoDraft(width=3), 3).tokens)
+    np.testing.assert_array_equal(run(Model(draft), 4).tokens, run(NoDraft(width=4), 4).tokens)
 
 
 def test_a_draft_at_the_end_of_its_context_stops_proposing():

@@ -103,7 +103,14 @@ GAMMAS = (4, *(pytest.param(gamma, marks=pytest.mark.slow) for gamma in (1, 2, 3
 
 
 @pytest.mark.parametrize("gamma", GAMMAS)
-@pytest.mark.parametrize("draft", (Model(DRAFT), Model(TARGET), Ngram()), ids=("model", "self", "ngram"))
+@pytest.mark.parametrize(
+    "draft",
+    (
+        pytest.param(Model(DRAFT), id="model"),
+        pytest.param(Model(TARGET), id="self", marks=pytest.mark.slow),
+        pytest.param(Ngram(), id="ngram", marks=pytest.mark.slow),
+    ),
+)
 def test_greedy_text_is_that_of_a_plain_loop(draft, gamma):
     out = run(draft, gamma)
     assert tokens_of(out) == expected_texts()
@@ -136,7 +143,8 @@ class NoStutter:
         return token
 
 
-@pytest.mark.parametrize("gamma", GAMMAS)
+@pytest.mark.slow
+@pytest.mark.parametrize("gamma", range(1, 9))
 def test_a_callers_processor_is_followed(gamma):
     def no_stutter(logits, text):
         return np.where(np.arange(VOCAB) == text[-1], -np.inf, logits)

@@ -111,6 +111,7 @@ def decode_all(lm, draft, gamma, prompts, batch, sampling=None):
     ]
 
 
+@pytest.mark.slow
 def test_greedy_text_of_real_prompts(smollm2, prompt_file, plain_texts):
     check_texts(smollm2, chat_ids(smollm2, prompt_file, 2), plain_texts, "ngram", gamma=4, batch=2)
 

@@ -102,6 +102,7 @@ def test_greedy_text_of_shorter_proposals():
     assert np.sum(narrow.stats.drafted) < np.sum(wide.stats.drafted)
 
 
+@pytest.mark.slow
 def test_a_conversation_at_the_edge_of_its_capacity():
     """Extended and run round by round, up to the last slot, with a width of one token among others."""
 

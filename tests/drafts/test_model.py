@@ -60,7 +60,7 @@ def test_a_recurrent_draft_follows_the_text():
     np.testing.assert_array_equal(out.stats.rounds, [10, 10, 10])
 
 
-@pytest.mark.parametrize("position", (10, 11, 12, 13))
+@pytest.mark.parametrize("position", (11, *(pytest.param(at, marks=pytest.mark.slow) for at in (10, 12, 13))))
 def test_a_recurrent_draft_heals_after_a_failure(position):
     out = run(Recurrent(), Model(Recurrent(fails_at=position)))
     np.testing.assert_array_equal(out.tokens, run(Recurrent(), NoDraft(width=3)).tokens)
@@ -78,6 +78,7 @@ def test_a_failing_target_ends_its_rows_where_plain_decoding_does():
     np.testing.assert_array_equal(out.lengths, plain.lengths)
 
 
+@pytest.mark.slow
 def test_a_draft_derived_from_it_keeps_its_own_methods():
     class Silent(Model):
         def propose(self, module, carry, context):

@@ -71,7 +71,15 @@ DRAFTS = {
     "failing": lambda: repeated(FAILING[..., None]),
     "reversed": lambda: Model(TableLM(-TABLE)),
 }
-ALL = pytest.mark.parametrize("name", [name for name in DRAFTS if name != "none"])
+QUICK = ("oracle", "ids too large", "failing")
+ALL = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+        for name in DRAFTS
+        if name != "none"
+    ],
+)
 
 
 @ALL
@@ -96,7 +104,7 @@ def test_an_oracle_forces_how_much_is_accepted():
     np.testing.assert_array_equal(accepted, np.arange(GAMMA) < wrong_at[:, None])
 
 
-@pytest.mark.parametrize("name", ("always wrong", "reversed"))
+@pytest.mark.parametrize("name", ("always wrong", pytest.param("reversed", marks=pytest.mark.slow)))
 def test_wrong_drafts_are_never_accepted_in_greedy_rows(name):
     counted = run(name).stats
     assert np.all(np.asarray(counted.drafted)[:GREEDY] > 0)

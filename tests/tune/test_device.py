@@ -90,6 +90,7 @@ def test_a_part_that_would_not_fit_is_not_started(script):
     assert budget.missing == ["too long"]
 
 
+@pytest.mark.slow
 def test_greedy_text_is_plain_decodings(greedy_state):
     found = device.check_greedy(CASE, greedy_state)
     assert found["passed"]
