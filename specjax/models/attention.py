@@ -97,12 +97,16 @@ def attend(queries: jax.Array, cached: jax.Array, fresh: jax.Array, used: jax.Ar
     used length, and no score tensor spans the capacity. A block in which a row has nothing to see changes no
     bit of that row, so its neighbours' lengths cannot either.
 
+    On CPU a fresh token is summed at its own slot: how the tokens of a text are split between cache and fresh
+    changes no bit of the answer. Other devices sum fresh tokens first, without a copy of the blocks that they
+    lie in; there another split may round differently.
+
     Args:
         queries: `[B, T, K, G, D]`; the `G` queries of a group share one key head.
         cached: a layer of the cache, `[B, K, S, 2 D]`. In unused slots, keys may be anything, NaN included,
             and values anything finite (their weight is 0, and 0 * NaN is NaN).
         fresh: keys and values `[B, K, T, 2 D]` of the tokens themselves.
-        used: int32 `[B]`, slots of each row that count.
+        used: int32 `[B]`, slots of each row that count. The caller guarantees `used + T <= S`, see `write`.
 
     Returns:
         `[B, T, K, G, D]` in the dtype of the queries.
@@ -118,65 +122,74 @@ def attend(queries: jax.Array, cached: jax.Array, fresh: jax.Array, used: jax.Ar
         )
     # [B, K, T * G, D]: one matrix of queries for each key head.
     rows = queries.transpose(0, 2, 1, 3, 4).reshape(batch, heads, time * group, width)
-    # A CPU prefers fewer and larger operations, and copies the first block in next to no time.
     out = jax.lax.platform_dependent(
         rows,
         cached,
         fresh,
         used,
-        cpu=functools.partial(_attend, joined=True),
-        default=functools.partial(_attend, joined=False),
+        cpu=functools.partial(_attend, in_order=True),
+        default=functools.partial(_attend, in_order=False),
     ).astype(queries.dtype)
     return out.reshape(batch, heads, time, group, width).transpose(0, 2, 1, 3, 4)
 
 
 def _attend(
-    rows: jax.Array, cached: jax.Array, fresh: jax.Array, used: jax.Array, *, joined: bool
+    rows: jax.Array, cached: jax.Array, fresh: jax.Array, used: jax.Array, *, in_order: bool
 ) -> jax.Array:
     """`attend` for queries `[B, K, T * G, D]`.
 
     Args:
-        joined: the fresh tokens are visited together with the first block, which copies it, not before it.
+        in_order: the fresh tokens are put among the cached ones, which copies blocks, not visited first.
     """
-    batch, _, count, width = rows.shape
+    count, width = rows.shape[2:]
     time, block = fresh.shape[2], min(cached.shape[2], BLOCK)
+    order = jnp.repeat(jnp.arange(time), count // time)[:, None]
 
     def scores_of(entries: jax.Array, seen: jax.Array) -> jax.Array:
         return jnp.where(seen, _products_with_keys(rows, entries) * width**-0.5, -jnp.inf)
 
-    def seen_from(start: jax.Array | int) -> jax.Array:
-        return start + jnp.arange(block) < used[:, None, None, None]
+    def begin(entries: jax.Array, seen: jax.Array) -> tuple[jax.Array, ...]:
+        scores = scores_of(entries, seen)
+        highest = scores.max(axis=-1, keepdims=True)
+        weights = jnp.exp(scores - highest)
+        return highest, weights.sum(axis=-1, keepdims=True), _sums_of_values(weights, entries)
 
-    order = jnp.arange(time)
-    seen = order <= jnp.repeat(order, count // time)[:, None]
-    if joined:
-        fresh = jnp.concatenate([cached[:, :, :block], fresh], axis=2)
-        both = (jnp.broadcast_to(part, (batch, 1, count, part.shape[-1])) for part in (seen_from(0), seen))
-        seen = jnp.concatenate([*both], axis=-1)
-    # Every query sees itself, so the maximum is finite from here on.
-    scores = scores_of(fresh, seen)
-    highest = scores.max(axis=-1, keepdims=True)
-    weights = jnp.exp(scores - highest)
-    total = weights.sum(axis=-1, keepdims=True)
-    carry = highest, total, _sums_of_values(weights, fresh)
+    def block_of_slots(index: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+        start = index * block
+        entries = jax.lax.dynamic_slice_in_dim(cached, start, block, axis=2)
+        last = used[:, None, None, None] - 1  # that a query sees
+        if in_order:
+            entries = _put_among(entries, fresh, used - start)
+            last = last + 1 + order
+        return entries, start + jnp.arange(block) <= last
 
     def visit(index: jax.Array | int, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         highest, total, weighted = carry
-        entries = jax.lax.dynamic_slice_in_dim(cached, index * block, block, axis=2)
-        scores = scores_of(entries, seen_from(index * block))
+        entries, seen = block_of_slots(index)
+        scores = scores_of(entries, seen)
         new_highest = jnp.maximum(highest, scores.max(axis=-1, keepdims=True))
         weights = jnp.exp(scores - new_highest)
         rescale = jnp.exp(highest - new_highest)
         total = total * rescale + weights.sum(axis=-1, keepdims=True)
         return new_highest, total, weighted * rescale + _sums_of_values(weights, entries)
 
+    # Every query sees itself, or slot 0: the maximum is finite from the beginning.
+    carry = begin(*block_of_slots(0)) if in_order else begin(fresh, jnp.arange(time) <= order)
+    end = jnp.max(used) + (time if in_order else 0)
     if block < cached.shape[2]:
-        blocks = (jnp.max(used) + block - 1) // block
-        carry = jax.lax.fori_loop(int(joined), blocks, visit, carry)
-    elif not joined:
+        carry = jax.lax.fori_loop(int(in_order), (end + block - 1) // block, visit, carry)
+    elif not in_order:
         carry = visit(0, carry)
     _, total, weighted = carry
     return weighted / total
+
+
+def _put_among(entries: jax.Array, fresh: jax.Array, offsets: jax.Array) -> jax.Array:
+    """`entries` `[B, K, S, 2 D]` with `fresh` `[B, K, T, 2 D]` from `offsets[b]` on, as far as they reach."""
+    index = jnp.arange(entries.shape[2]) - offsets[:, None]
+    time = fresh.shape[2]
+    there = jnp.take_along_axis(fresh, jnp.clip(index, 0, time - 1)[:, None, :, None], axis=2)
+    return jnp.where(((index >= 0) & (index < time))[:, None, :, None], there, entries)
 
 
 def _products_with_keys(rows: jax.Array, entries: jax.Array) -> jax.Array:
