@@ -144,6 +144,8 @@ def _attend(
     count, width = rows.shape[2:]
     time, block = fresh.shape[2], min(cached.shape[2], BLOCK)
     order = jnp.repeat(jnp.arange(time), count // time)[:, None]
+    # Of the slots, those before its end are what a query sees.
+    ends = used[:, None, None, None] + (order + 1 if in_order else 0)
 
     def scores_of(entries: jax.Array, seen: jax.Array) -> jax.Array:
         return jnp.where(seen, _products_with_keys(rows, entries) * width**-0.5, -jnp.inf)
@@ -157,11 +159,9 @@ def _attend(
     def block_of_slots(index: jax.Array | int) -> tuple[jax.Array, jax.Array]:
         start = index * block
         entries = jax.lax.dynamic_slice_in_dim(cached, start, block, axis=2)
-        last = used[:, None, None, None] - 1  # that a query sees
         if in_order:
             entries = _put_among(entries, fresh, used - start)
-            last = last + 1 + order
-        return entries, start + jnp.arange(block) <= last
+        return entries, start + jnp.arange(block) < ends
 
     def visit(index: jax.Array | int, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         highest, total, weighted = carry
@@ -175,9 +175,8 @@ def _attend(
 
     # Every query sees itself, or slot 0: the maximum is finite from the beginning.
     carry = begin(*block_of_slots(0)) if in_order else begin(fresh, jnp.arange(time) <= order)
-    end = jnp.max(used) + (time if in_order else 0)
     if block < cached.shape[2]:
-        carry = jax.lax.fori_loop(int(in_order), (end + block - 1) // block, visit, carry)
+        carry = jax.lax.fori_loop(int(in_order), (jnp.max(ends) + block - 1) // block, visit, carry)
     elif not in_order:
         carry = visit(0, carry)
     _, total, weighted = carry

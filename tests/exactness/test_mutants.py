@@ -50,6 +50,10 @@ def leave_temperature_out(log_ratios, log_p, proposal):
     return log_ratios(jax.nn.log_softmax(TEMPERATURE * log_p), proposal)
 
 
+def accept_every_draft_token(log_ratios, log_p, proposal):
+    return jnp.zeros_like(log_ratios(log_p, proposal))
+
+
 def swap_acceptance(log_ratios, log_p, proposal):
     """u >= ratio is as likely as u <= 1 - ratio."""
     return jnp.log1p(-jnp.exp(jnp.minimum(log_ratios(log_p, proposal), 0.0)))
@@ -261,6 +265,7 @@ MUTANTS = {
         "bonus token from the wrong row": [(RULES, "token", draw_the_bonus_one_row_early)],
         "only the last candidate verified": [(RULES, "token", verify_the_last_token_alone)],
         "epsilon in the ratio": [(token, "token_log_ratios", add_epsilon)],
+        "accepts whatever is proposed": [(token, "token_log_ratios", accept_every_draft_token)],
         "accepts where it should reject": [(token, "token_log_ratios", swap_acceptance)],
     },
     "block rule": {
