@@ -151,7 +151,6 @@ def test_greedy_and_sampled_rows_share_a_batch():
     np.testing.assert_array_equal(mixed.tokens[1::2], sampled.tokens[1::2])
 
 
-@pytest.mark.slow
 def test_acceptance_of_a_self_draft_does_not_drift():
     """A hole in the draft's cache, or a rollback by one too many, costs acceptance and never changes text."""
     config = specjax.DecodeConfig(max_new_tokens=400, gamma=3)
