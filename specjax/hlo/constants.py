@@ -100,7 +100,7 @@ class Constants:
         if item.opcode in _COPIES:
             return first
         if item.opcode in ("reshape", "bitcast"):
-            return first.reshape(dims) if first.size == np.prod(dims, dtype=int) else None
+            return _renamed(first, dims)
         if item.opcode == "broadcast":
             axes = _numbers(item.attribute("dimensions"))
             return np.broadcast_to(
@@ -109,6 +109,10 @@ class Constants:
         if item.opcode == "slice":
             parts = _SLICE.findall(item.text[item.text.index("slice={") :])
             return first[tuple(slice(int(low), int(high), int(step or 1)) for low, high, step in parts)]
+        if item.opcode == "dynamic-slice":
+            sizes = zip(first.shape, dims, operands[1:], strict=True)
+            starts = [int(np.clip(start, 0, whole - part)) for whole, part, start in sizes]
+            return first[tuple(slice(low, low + part) for low, part in zip(starts, dims, strict=True))]
         if item.opcode == "compare":
             return _COMPARISONS[item.attribute("direction") or "EQ"](*operands).astype(np.int64)
         if item.opcode == "not":
@@ -119,6 +123,14 @@ class Constants:
             return None if function is None else np.asarray(function(first, axis=axes), np.int64)
         function = _ELEMENTWISE.get(item.opcode)
         return None if function is None else np.asarray(function(*operands))
+
+
+def _renamed(value: np.ndarray, dims: tuple[int, ...]) -> Value:
+    """The same bytes in another shape; a TPU program takes the first elements of a list by naming fewer."""
+    size = np.prod(dims, dtype=int)
+    if value.ndim == 1:
+        value = value[:size]
+    return value.reshape(dims) if value.size == size else None
 
 
 def _literal(text: str, dims: tuple[int, ...]) -> Value:

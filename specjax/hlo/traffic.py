@@ -3,8 +3,8 @@
 Each instruction of the schedule reads its operands and writes its result once, where those lie in the
 device's main memory; what stays in on-chip memory costs nothing. Fusions that slice an operand read the
 slice, updates in place touch the update. Loops count their body as often as it runs, and as it is in its
-last round; conditionals count their costliest branch. Padding of tiled layouts is not counted, nor is what a
-cache of the device may save.
+last round; conditionals count their costliest branch. Padding of tiled layouts is not counted. What a cache
+of the device saves is counted by size alone: results that fit are not read from memory.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ UPDATES = {"dynamic-update-slice": 1, "dynamic-update-slice-start": 1, "scatter"
 _SAME_ELEMENTS = frozenset({"bitcast", "reshape", "convert", "copy", "transpose"})
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 _NUMBERS = re.compile(r"-?\d+")
+_CACHE = -1  # a memory space that no compiler names
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,9 +70,41 @@ class Traffic:
         )
 
 
-def count(module: Module) -> Traffic:
-    """The traffic of a whole program."""
+def count(module: Module, cached_bytes: float = 0) -> Traffic:
+    """The traffic of a whole program.
+
+    Args:
+        cached_bytes: results of at most this size are found in the device's cache by whoever uses them.
+            What a computation is given and what it returns lies in memory all the same.
+    """
+    if cached_bytes:
+        module = _with_cached_results(module, cached_bytes)
     return _of_computation(module, module[module.entry], {})
+
+
+def _with_cached_results(module: Module, limit: float) -> Module:
+    """The program with small results in another memory."""
+    control = ("parameter", "constant", "while", "conditional", "call", "tuple")
+
+    def cached(computation: Computation, item: Instruction) -> bool:
+        if item.opcode in ("bitcast", "reshape", "get-tuple-element"):
+            return all(cached(computation, operand) for operand in computation.operands(item))
+        return item.opcode not in control and not item.is_root and item.name not in computation.root.operands
+
+    def placed(computation: Computation, item: Instruction) -> Instruction:
+        if not cached(computation, item):
+            return item
+        arrays = [
+            dataclasses.replace(array, memory_space=_CACHE) if array.nbytes <= limit else array
+            for array in item.arrays
+        ]
+        return dataclasses.replace(item, arrays=tuple(arrays))
+
+    computations = {
+        name: Computation(name, {key: placed(of, item) for key, item in of.instructions.items()})
+        for name, of in module.computations.items()
+    }
+    return dataclasses.replace(module, computations=computations)
 
 
 def _of_computation(module: Module, computation: Computation, known: Mapping[str, Value]) -> Traffic:

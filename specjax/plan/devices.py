@@ -27,6 +27,7 @@ class Device:
         bandwidth: bytes a second of main memory; None where nobody publishes it.
         peak_flops: floating-point operations a second in bfloat16, without sparsity.
         link_bandwidth: bytes a second that a chip sends to others, all of its links together.
+        cache_bytes: of a cache that hardware manages; 0 where the compiler places data on the chip.
         source: where the numbers are from.
     """
 
@@ -35,6 +36,7 @@ class Device:
     bandwidth: float | None = None
     peak_flops: float | None = None
     link_bandwidth: float | None = None
+    cache_bytes: float = 0
     source: str = ""
 
 
@@ -70,8 +72,9 @@ DEVICES = {
         bandwidth=4800e9,
         peak_flops=989e12,
         link_bandwidth=450e9,
+        cache_bytes=50e6,
         source="NVIDIA H200 data sheet, SXM: 141 GB, 4.8 TB/s, 1979 TFLOP/s with sparsity (half without), "
-        "900 GB/s both ways",
+        "900 GB/s both ways; NVIDIA H100 architecture paper, of the same chip: 50 MB of second-level cache",
     ),
     "cpu": Device(kind="cpu", source="this machine; nobody publishes its figures, so no time is predicted"),
 }

@@ -137,3 +137,29 @@ def test_traffic_adds_and_multiplies():
         read_bytes=3, written_bytes=6, flops=9, collective_bytes=12, unknown_loops=1
     )
     assert one.total_bytes == 3
+
+
+TWO_PRODUCTS = """HloModule two_products
+
+ENTRY %main (x: f32[64,128], a: f32[128,256], b: f32[256,8]) -> f32[64,8] {
+  %x = f32[64,128] parameter(0)
+  %a = f32[128,256] parameter(1)
+  %b = f32[256,8] parameter(2)
+  %between = f32[64,256] dot(%x, %a), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %renamed = f32[64,256] bitcast(%between)
+  ROOT %answer = f32[64,8] dot(%renamed, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+"""
+
+
+def test_a_cache_keeps_results_that_fit():
+    """What lies between two products stays; arguments and the answer do not, however small they are."""
+    program = module.parse(TWO_PRODUCTS)
+    arguments, between, answer = 4 * (64 * 128 + 128 * 256 + 256 * 8), 4 * 64 * 256, 4 * 64 * 8
+    for size, moved in (
+        (0, arguments + 2 * between + answer),
+        (between - 1, arguments + 2 * between + answer),
+        (between, arguments + answer),
+        (1e9, arguments + answer),
+    ):
+        assert traffic.count(program, size).total_bytes == moved
