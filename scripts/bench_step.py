@@ -4,7 +4,8 @@
 
 Weights are random. A step scores T tokens for one row in which `--used` slots are taken, inside a compiled
 loop that carries the cache, as decoding does. Arms are interleaved, so that a busy machine slows all of them
-alike; printed are medians and minima.
+alike; printed are medians and minima, and medians of the ratio, turn by turn, to the first arm and to a pass
+that only reads as many bytes as the weights have, the floor of any step.
 """
 
 from __future__ import annotations
@@ -61,9 +62,14 @@ def main() -> None:
             for time in numbers(arguments.times)
             for capacity in numbers(arguments.capacities)
         ]
-        for arm, times in zip(arms, measured(arms, arguments.repeats), strict=True):
+        arms.append(reading_arm(sum(leaf.nbytes for leaf in jax.tree.leaves(nnx.state(model)))))
+        *_, floor = runs = measured(arms, arguments.repeats)
+        for arm, times in zip(arms, runs, strict=True):
             median, least = 1e3 * statistics.median(times), 1e3 * min(times)
-            print(f"{dtype}  {arm.name}  median {median:6.1f} ms  minimum {least:6.1f} ms")
+            print(
+                f"{dtype}  {arm.name:22}  median {median:6.1f} ms  minimum {least:6.1f} ms  "
+                f"{ratio(times, runs[0]):5.2f} x first  {ratio(times, floor):5.2f} x reading"
+            )
         chunks = numbers(arguments.chunks)
         arms = [step_arm(model, time=chunk, capacity=1024, used=arguments.used, steps=1) for chunk in chunks]
         for chunk, times in zip(chunks, measured(arms, arguments.repeats), strict=True):
@@ -104,6 +110,24 @@ def step_arm(model: Transformer, *, time: int, capacity: int, used: int, steps: 
         return (clock() - start) / steps
 
     return Arm(f"T={time:<3} capacity {capacity:5}", seconds)
+
+
+def reading_arm(nbytes: int) -> Arm:
+    """An arm that sums float32 numbers of so many bytes, which XLA does on all cores."""
+    parts = [jnp.ones(nbytes // 4 // 8, jnp.float32) for _ in range(8)]
+    run = jax.jit(lambda parts: sum(part.sum() for part in parts))
+
+    def seconds() -> float:
+        start = clock()
+        jax.block_until_ready(run(parts))
+        return clock() - start
+
+    return Arm("reading the weights", seconds)
+
+
+def ratio(times: tuple[float, ...], others: tuple[float, ...]) -> float:
+    """The median over turns."""
+    return statistics.median(mine / other for mine, other in zip(times, others, strict=True))
 
 
 def measured(arms: list[Arm], repeats: int) -> list[tuple[float, ...]]:
