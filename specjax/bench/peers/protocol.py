@@ -65,7 +65,7 @@ PEERS: Mapping[str, Kind] = {
     "transformers": Kind(
         script="transformers_peer.py",
         modules=("torch", "transformers", "gguf"),
-        packages="torch transformers gguf",
+        packages="torch transformers gguf accelerate",
         reads="a checkpoint directory or a .gguf file",
     ),
     "llama-cpp": Kind(
