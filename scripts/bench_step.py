@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from specjax.models import ModelConfig, Transformer
+from specjax.sampling import likeliest
 
 SMOLLM2_135M = ModelConfig(
     vocab_size=49152,
@@ -96,7 +97,7 @@ def step_arm(model: Transformer, *, time: int, capacity: int, used: int, steps: 
             hidden, _, pending = model(tokens, positions, cache)
             cache = model.commit(cache, pending, positions[:, 0], jnp.array([time]))
             logits = model.logits(hidden[:, -1:] if prefill else hidden)
-            return jnp.argmax(logits, axis=-1).astype(jnp.int32) + jnp.zeros_like(tokens), cache
+            return likeliest(logits) + jnp.zeros_like(tokens), cache
 
         return jax.lax.fori_loop(0, steps, step, (tokens, cache))
 

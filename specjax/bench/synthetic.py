@@ -20,7 +20,7 @@ from specjax.decoding.arguments import concrete
 from specjax.decoding.program import Program
 from specjax.decoding.state import Request
 from specjax.drafts import Draft, Proposal
-from specjax.sampling import Noise, Processor, Sampling
+from specjax.sampling import Noise, Processor, Sampling, likeliest
 from specjax.verify import RuleFunction
 
 LABEL = "synthetic acceptance: tokens were accepted at given rates, not by the models"
@@ -54,7 +54,7 @@ class SyntheticRule:
         n_accepted = jnp.sum(jnp.cumprod(accept, dtype=jnp.int32), dtype=jnp.int32)
         really_accepted, real_token = self.real(log_p, proposal, noise)
         gumbel = noise.replacement_gumbel(log_p.shape[1], log_p.dtype)
-        own = jnp.argmax(log_p[n_accepted] + gumbel).astype(jnp.int32)
+        own = likeliest(log_p[n_accepted] + gumbel)
         return n_accepted, jnp.where(n_accepted == really_accepted, real_token, own)
 
 

@@ -17,7 +17,7 @@ from specjax.decoding.state import DecodeState, Stats
 from specjax.decoding.stop import find_end
 from specjax.drafts import Proposal, RoundContext
 from specjax.models.layers import compute_dtype
-from specjax.sampling import Noise, drawable, log_law
+from specjax.sampling import Noise, drawable, likeliest, log_law
 from specjax.verify import verify
 
 
@@ -269,9 +269,9 @@ def _costly_checks(
     slots = jnp.arange(block.tokens.shape[1], dtype=jnp.int32)
     real = slots < block.count[:, None]
     positions = scored.positions
-    likeliest = jnp.argmax(scored.processed, axis=-1).astype(jnp.int32)
+    best = likeliest(scored.processed)
     allowed = jnp.take_along_axis(scored.log_p, block.tokens[..., None], axis=-1)[..., 0] > -jnp.inf
-    may_emit = jnp.where(old.request.sampling.greedy[:, None], block.tokens == likeliest, allowed)
+    may_emit = jnp.where(old.request.sampling.greedy[:, None], block.tokens == best, allowed)
     is_draft = slots[:-1] < jnp.minimum(n_accepted, block.count)[:, None]
     follows_draft = jnp.all(~is_draft | (block.tokens[:, :-1] == scored.proposal.tokens), axis=1)
     committed = jnp.take_along_axis(

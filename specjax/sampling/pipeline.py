@@ -9,6 +9,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from specjax.sampling.likeliest import likeliest
 from specjax.sampling.noise import Noise
 from specjax.sampling.params import RowSampling
 from specjax.sampling.processors import (
@@ -175,19 +176,19 @@ def draw(
         law_needed: bool[]; False promises that every row is greedy and that nobody reads the law.
     """
     vocab_size = raw.shape[-1]
-    likeliest = jnp.argmax(processed, axis=-1).astype(jnp.int32)
+    best = likeliest(processed)
 
     def sample() -> tuple[jax.Array, jax.Array]:
         law = log_law(rows, processed)
         gumbel = jax.vmap(lambda noise: noise.proposal_gumbel(slot, vocab_size, law.dtype))(noise)
-        tokens = jnp.where(rows.greedy, likeliest, jnp.argmax(law + gumbel, axis=-1)).astype(jnp.int32)
+        tokens = jnp.where(rows.greedy, best, likeliest(law + gumbel))
         certain = jnp.where(jax.nn.one_hot(tokens, vocab_size, dtype=jnp.bool_), 0.0, -jnp.inf).astype(
             law.dtype
         )
         return tokens, jnp.where(rows.greedy[:, None], certain, law)
 
     def take_likeliest() -> tuple[jax.Array, jax.Array]:
-        return likeliest, jnp.zeros_like(processed)
+        return best, jnp.zeros_like(processed)
 
     tokens, law = jax.lax.cond(law_needed, sample, take_likeliest)
     return Draw(tokens, law, drawable(raw, processed))

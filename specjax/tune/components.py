@@ -22,6 +22,7 @@ from specjax.decoding import DecodeConfig, DecodeState
 from specjax.decoding.program import Program
 from specjax.decoding.round import decode_round, round_context, round_noise
 from specjax.drafts import Draft, NoDraft
+from specjax.sampling import likeliest
 
 # Of a program, the target, the draft's module and a state: the state after one step.
 Step = Callable[[Program, Any, Any, DecodeState], DecodeState]
@@ -105,10 +106,10 @@ def _score(width: int, program: Program, target: Any, module: Any, state: Decode
     positions = state.cached_length[:, None] + jnp.arange(width, dtype=jnp.int32)
     tokens = jnp.take_along_axis(state.tokens, jnp.minimum(positions, state.tokens.shape[1] - 1), axis=1)
     hidden, _, pending = target(tokens, positions, state.cache)
-    likeliest = jnp.argmax(target.logits(hidden), axis=-1).astype(jnp.int32)
+    found = likeliest(target.logits(hidden))
     cache = target.commit(state.cache, pending, state.cached_length, jnp.full_like(state.length, width))
     # The next step scores what this one found: no step can be left out.
-    return dataclasses.replace(state, tokens=_set_behind(state, likeliest), cache=cache)
+    return dataclasses.replace(state, tokens=_set_behind(state, found), cache=cache)
 
 
 def _propose(program: Program, target: Any, module: Any, state: DecodeState) -> DecodeState:

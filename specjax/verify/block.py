@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.drafts import Proposal
-from specjax.sampling import Noise
+from specjax.sampling import Noise, likeliest
 from specjax.verify.token import log_residual, token_log_ratios, verify_token
 
 
@@ -64,4 +64,4 @@ def verify_block(log_p: jax.Array, proposal: Proposal, noise: Noise) -> tuple[ja
     residual = log_residual(log_next + scale, proposal.log_q[rejected], proposal.tokens[rejected])
     log_next = jnp.where(n_accepted < proposal.live, residual, log_next)
     gumbel = noise.replacement_gumbel(vocab_size, log_p.dtype)
-    return n_accepted, jnp.argmax(log_next + gumbel).astype(jnp.int32)
+    return n_accepted, likeliest(log_next + gumbel)

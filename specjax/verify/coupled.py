@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.drafts import Proposal
-from specjax.sampling import Noise
+from specjax.sampling import Noise, likeliest
 
 
 def verify_coupled(log_p: jax.Array, proposal: Proposal, noise: Noise) -> tuple[jax.Array, jax.Array]:
@@ -27,7 +27,7 @@ def verify_coupled(log_p: jax.Array, proposal: Proposal, noise: Noise) -> tuple[
     width, vocab_size = log_p.shape
     positions = jnp.arange(width, dtype=jnp.int32)
     gumbel = jax.vmap(lambda offset: noise.position_gumbel(offset, vocab_size, log_p.dtype))(positions)
-    own = jnp.argmax(log_p + gumbel, axis=-1).astype(jnp.int32)
+    own = likeliest(log_p + gumbel)
     agrees = (proposal.tokens == own[:-1]) & (positions[:-1] < proposal.live)
     n_accepted = jnp.sum(jnp.cumprod(agrees, dtype=jnp.int32), dtype=jnp.int32)
     return n_accepted, own[n_accepted]

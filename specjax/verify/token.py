@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.drafts import Proposal
-from specjax.sampling import Noise
+from specjax.sampling import Noise, likeliest
 
 
 def verify_token(log_p: jax.Array, proposal: Proposal, noise: Noise) -> tuple[jax.Array, jax.Array]:
@@ -30,7 +30,7 @@ def verify_token(log_p: jax.Array, proposal: Proposal, noise: Noise) -> tuple[ja
     chex.assert_shape(proposal.tokens, (gamma,))
     gumbel = noise.replacement_gumbel(vocab_size, log_p.dtype)
     if gamma == 0:
-        return jnp.int32(0), jnp.argmax(log_p[0] + gumbel).astype(jnp.int32)
+        return jnp.int32(0), likeliest(log_p[0] + gumbel)
 
     slots = jnp.arange(gamma, dtype=jnp.int32)
     log_ratios = token_log_ratios(log_p, proposal)
@@ -42,7 +42,7 @@ def verify_token(log_p: jax.Array, proposal: Proposal, noise: Noise) -> tuple[ja
     log_q = None if proposal.log_q is None else proposal.log_q[rejected]
     residual = log_residual(log_next, log_q, proposal.tokens[rejected])
     log_next = jnp.where(n_accepted < proposal.live, residual, log_next)
-    return n_accepted, jnp.argmax(log_next + gumbel).astype(jnp.int32)
+    return n_accepted, likeliest(log_next + gumbel)
 
 
 def token_log_ratios(log_p: jax.Array, proposal: Proposal) -> jax.Array:

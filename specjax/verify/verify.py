@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.drafts import Proposal
-from specjax.sampling import Noise
+from specjax.sampling import Noise, likeliest
 from specjax.verify.rule import Rule
 
 
@@ -48,8 +48,8 @@ def verify_greedy(processed: jax.Array, proposal: Proposal) -> tuple[jax.Array, 
     Returns:
         n_accepted int32[B], next_token int32[B].
     """
-    likeliest = jnp.argmax(processed, axis=-1).astype(jnp.int32)
+    best = likeliest(processed)
     slots = jnp.arange(proposal.tokens.shape[1], dtype=jnp.int32)
-    matches = (proposal.tokens == likeliest[:, :-1]) & (slots < proposal.live[:, None])
+    matches = (proposal.tokens == best[:, :-1]) & (slots < proposal.live[:, None])
     n_accepted = jnp.sum(jnp.cumprod(matches, axis=1, dtype=jnp.int32), axis=1, dtype=jnp.int32)
-    return n_accepted, jnp.take_along_axis(likeliest, n_accepted[:, None], axis=1)[:, 0]
+    return n_accepted, jnp.take_along_axis(best, n_accepted[:, None], axis=1)[:, 0]
