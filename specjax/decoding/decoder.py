@@ -74,6 +74,8 @@ class Decoder:
         self._graphdef, weights = nnx.split((target, self.draft.module, tuple(processors)))
         self._weights = with_auto_axes(weights)
         self._mesh = mesh_of(self._weights)
+        # By capacity. Asking the cache of all decoders takes a hash of every layer, each time.
+        self._found: dict[int, _Programs] = {}
 
     def generate(
         self,
@@ -268,7 +270,9 @@ class Decoder:
         return self._programs(state.tokens.shape[1])
 
     def _programs(self, capacity: int) -> _Programs:
-        return _programs(self._graphdef, self._program(capacity))
+        if capacity not in self._found:
+            self._found[capacity] = _programs(self._graphdef, self._program(capacity))
+        return self._found[capacity]
 
     def _program(self, capacity: int) -> Program:
         return Program.build(self.target, self.draft, self.config, capacity)
