@@ -168,15 +168,15 @@ def drop_unlikely_tokens(propose, *args):
     return dataclasses.replace(proposal, live=jnp.minimum(proposal.live, confident)), carry
 
 
-def count_the_last_draft_token(commit, draft, module, carry, proposal, accepted, new_length):
+def count_the_last_draft_token(commit, draft, module, carry, proposal, outcome):
     """It was proposed, but never fed."""
-    length = jnp.minimum(carry.length + accepted, new_length - 1)
+    length = jnp.minimum(carry.length + outcome.accepted, outcome.length - 1)
     return dataclasses.replace(carry, length=length)
 
 
-def count_a_rejected_token(commit, draft, module, carry, proposal, accepted, new_length):
-    committed = commit(draft, module, carry, proposal, accepted, new_length)
-    return dataclasses.replace(committed, length=committed.length + (accepted < proposal.live))
+def count_a_rejected_token(commit, draft, module, carry, proposal, outcome):
+    committed = commit(draft, module, carry, proposal, outcome)
+    return dataclasses.replace(committed, length=committed.length + (outcome.accepted < proposal.live))
 
 
 # Processing.
