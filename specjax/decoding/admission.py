@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from specjax.decoding.config import FinishReason
 from specjax.decoding.program import Program
-from specjax.decoding.state import DecodeState, Request, Stats
+from specjax.decoding.state import DecodeState, Request, Stats, where_rows
 from specjax.models.feed import feed_tapped
 
 
@@ -74,11 +74,7 @@ def admit(
     reason = jnp.where(budget > 0, int(FinishReason.RUNNING), int(FinishReason.LENGTH))
     reason = jnp.where(invalid, int(FinishReason.ERROR), reason)
 
-    def where_extended(new: Any, old: Any) -> Any:
-        return jax.tree.map(
-            lambda new, old: jnp.where(extended.reshape(-1, *(1,) * (new.ndim - 1)), new, old), new, old
-        )
-
+    where_extended = functools.partial(where_rows, extended)
     needed = jnp.where(extended, length - 1, state.cached_length)
     draft = program.draft
     cache, carry = feed_tapped(
@@ -132,6 +128,7 @@ def _empty(program: Program, target: Any, draft_module: Any, batch: int, request
         cache=target.init_cache(batch, program.cache_capacity),
         draft=program.draft.init(draft_module, batch, program.cache_capacity, program.vocab_size),
         processors=program.pipeline.init(tokens, zeros(), program.vocab_size),
+        policy=program.policy.init(batch, program.gamma),
         logprobs=logprobs,
         raw_logprobs=logprobs,
         violations=jnp.zeros(batch, jnp.uint32),

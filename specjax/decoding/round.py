@@ -13,9 +13,10 @@ import jax.numpy as jnp
 from specjax.decoding.config import FinishReason
 from specjax.decoding.invariants import Violation, flags
 from specjax.decoding.program import Program
-from specjax.decoding.state import DecodeState, Stats
+from specjax.decoding.state import DecodeState, Stats, where_rows
 from specjax.decoding.stop import find_end
 from specjax.drafts import Outcome, Proposal, RoundContext
+from specjax.drafts.protocol import propose_if_wanted
 from specjax.models.layers import compute_dtype
 from specjax.sampling import Noise, drawable, log_law
 from specjax.verify import verify
@@ -88,6 +89,7 @@ def decode_round(program: Program, target: Any, draft_module: Any, state: Decode
         else target.commit(state.cache, pending, state.cached_length, block.count),
         draft=program.draft.commit(draft_module, draft_carry, proposal, outcome),
         processors=program.pipeline.advance_block(state.processors, block.tokens, block.count),
+        policy=where_rows(outcome.count > 0, program.policy.update(state.policy, outcome), state.policy),
         stats=_count(state, proposal, outcome),
     )
     if program.config.logprobs:
@@ -113,7 +115,10 @@ def score_round(
     """
     sampling = state.request.sampling
     context = round_context(program, target, state, noise)
-    proposal, draft_carry = program.draft.propose(draft_module, state.draft, context)
+    propose = functools.partial(propose_if_wanted, program.draft)
+    if not program.policy.may_sit_out:
+        propose = program.draft.propose
+    proposal, draft_carry = propose(draft_module, state.draft, context)
     gamma = program.gamma
     chex.assert_shape(proposal.tokens, (state.length.shape[0], gamma))
 
@@ -184,7 +189,7 @@ def round_context(program: Program, target: Any, state: DecodeState, noise: Nois
     generated = state.length - state.prompt_length
     # The round adds the target's own token, so the budget has room for one draft token less.
     useful = state.request.stop.max_new_tokens - generated - 1
-    return RoundContext(
+    context = RoundContext(
         tokens=state.tokens,
         length=state.length,
         running=state.running,
@@ -200,7 +205,10 @@ def round_context(program: Program, target: Any, state: DecodeState, noise: Nois
         noise=noise,
         pipeline=program.pipeline,
         processor_states=state.processors,
+        policy=program.policy,
+        policy_state=state.policy,
     )
+    return dataclasses.replace(context, max_live=program.policy.limit(state.policy, context))
 
 
 def _assemble(drafted: jax.Array, n_accepted: jax.Array, next_token: jax.Array) -> jax.Array:

@@ -9,7 +9,15 @@ import jax
 import jax.numpy as jnp
 
 from specjax.drafts.base import BaseDraft
-from specjax.drafts.protocol import Carry, Draft, Features, Outcome, Proposal, RoundContext
+from specjax.drafts.protocol import (
+    Carry,
+    Draft,
+    Features,
+    Outcome,
+    Proposal,
+    RoundContext,
+    propose_if_wanted,
+)
 
 
 @jax.tree_util.register_dataclass
@@ -134,21 +142,6 @@ class Fallback(BaseDraft):
     def _split(self, features: Features) -> tuple[Features, Features]:
         count = len(self.first.taps)
         return features[:count], features[count:]
-
-
-def propose_if_wanted(
-    draft: Draft, module: Any, carry: Carry, context: RoundContext
-) -> tuple[Proposal, Carry]:
-    """`draft.propose`; in a round in which no row may propose anything the draft does not run."""
-
-    def propose(carry: Carry) -> tuple[Proposal, Carry]:
-        return draft.propose(module, carry, context)
-
-    def sit_out(carry: Carry) -> tuple[Proposal, Carry]:
-        shapes, _ = jax.eval_shape(propose, carry)
-        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes), carry
-
-    return jax.lax.cond(jnp.any(context.max_live > 0), propose, sit_out, carry)
 
 
 def _certain(tokens: jax.Array, like: jax.Array) -> jax.Array:

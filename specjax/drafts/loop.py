@@ -44,8 +44,9 @@ def draw_tokens(
 ) -> tuple[Proposal, Any]:
     """Draws up to gamma tokens; ends, on the device, as soon as no row wants another one.
 
-    A row has had enough where `context.max_live` says so. Where logits are not finite it has failed; the
-    tokens before stay proposed.
+    A row has had enough where `context.max_live` says so, or the policy, which sees the law at a slot and
+    never the token drawn there. Where logits are not finite the row has failed. Either way the tokens before
+    stay proposed.
 
     Args:
         predict: gives the logits of a slot.
@@ -65,7 +66,8 @@ def draw_tokens(
         slot = drawn.slot
         token = context.draw(processors, _to_target_vocabulary(logits, context.vocab_size), slot)
         wanted = (drawn.live == slot) & (slot < context.max_live)
-        live = drawn.live + (wanted & token.drawable).astype(jnp.int32)
+        sure = context.policy.continues(context.policy_state, token.belief, slot)
+        live = drawn.live + (wanted & token.drawable & sure).astype(jnp.int32)
         goes_on = jnp.any((live > slot) & (live < context.max_live))
         return _Drawn(
             slot=slot + 1,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from specjax.models.layers import compute_dtype
 from specjax.sampling import Draw, Noise, Pipeline, RowSampling, draw
+
+if TYPE_CHECKING:
+    from specjax.policies import Policy
 
 Carry = Any  # any pytree of arrays
 Features = tuple[jax.Array, ...]  # float[B, T, d] each
@@ -74,8 +77,8 @@ class RoundContext:
         tokens: int32[B, N], committed text; arbitrary beyond `length`.
         length: int32[B], committed length.
         running: bool[B], rows that are not finished.
-        max_live: int32[B], how many draft tokens may be of use: 0 in finished rows, less than gamma near the
-            end of the budget.
+        max_live: int32[B], how many draft tokens are wanted: what the length policy allows, 0 in finished
+            rows, less than gamma near the end of the budget.
         gamma: draft slots of a round.
         widths: how many tokens the target may score in a round, ascending, the last gamma + 1: if there are
             more than one, a shorter proposal costs less to verify.
@@ -88,6 +91,7 @@ class RoundContext:
         law_needed: bool[], whether any row is sampled.
         noise: batched, [B].
         pipeline, processor_states: the processors and their states after the committed text.
+        policy, policy_state: decide whether a slot is proposed; see `draw_tokens`.
     """
 
     tokens: jax.Array
@@ -105,6 +109,8 @@ class RoundContext:
     noise: Noise
     pipeline: Pipeline
     processor_states: Any
+    policy: Policy
+    policy_state: Any
 
     def draw(self, states: Any, raw: jax.Array, slot: jax.Array | int) -> Draw:
         """Draws the token of `slot` from the draft's logits float[B, V], with processor states `states`."""
@@ -199,3 +205,18 @@ def no_proposal(batch: int, gamma: int) -> Proposal:
         log_q=None,
         failed=jnp.zeros(batch, jnp.bool_),
     )
+
+
+def propose_if_wanted(
+    draft: Draft, module: Any, carry: Carry, context: RoundContext
+) -> tuple[Proposal, Carry]:
+    """`draft.propose`; in a round in which no row may propose anything the draft does not run."""
+
+    def propose(carry: Carry) -> tuple[Proposal, Carry]:
+        return draft.propose(module, carry, context)
+
+    def sit_out(carry: Carry) -> tuple[Proposal, Carry]:
+        shapes, _ = jax.eval_shape(propose, carry)
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes), carry
+
+    return jax.lax.cond(jnp.any(context.max_live > 0), propose, sit_out, carry)

@@ -10,6 +10,7 @@ import pytest
 import specjax
 from specjax.decoding.round import round_context, round_noise
 from specjax.drafts import Model, draw_tokens
+from specjax.policies import Confidence
 from specjax.testing import TableLM
 
 VOCAB, GAMMA = 6, 4
@@ -71,3 +72,15 @@ def test_known_first_logits_change_nothing_but_the_question(context):
     np.testing.assert_allclose(laws[1:], jax.nn.softmax(LOGITS[1:]), rtol=1e-5)
     np.testing.assert_array_equal(asked_all.tokens[0], np.argmax(LOGITS[0], axis=-1))
     np.testing.assert_array_equal(laws[0], np.eye(VOCAB)[np.asarray(asked_all.tokens[0])])
+
+
+def test_a_policy_sees_the_law_of_each_slot_and_stops_before_it(context):
+    """In greedy rows their model's law, of which they will take the likeliest token."""
+    threshold = 0.35
+    sure = np.max(jax.nn.softmax(LOGITS), axis=-1) >= threshold
+    expected = np.cumprod(sure, axis=1).sum(axis=1)
+    assert len(np.unique(expected)) > 1
+    proposal, asked = draw(dataclasses.replace(context, policy=Confidence(threshold)), LOGITS)
+    np.testing.assert_array_equal(proposal.live, expected)
+    np.testing.assert_array_equal(asked, np.arange(GAMMA) <= max(expected))
+    assert not np.any(proposal.failed)
