@@ -1,6 +1,6 @@
 """Speculative decoding for Flax language models: faster, and the same text."""
 
-from specjax import drafts
+from specjax import drafts, policies
 from specjax.decoding import (
     DecodeConfig,
     Decoder,
@@ -28,5 +28,6 @@ __all__ = [
     "drafts",
     "generate",
     "load",
+    "policies",
     "power_widths",
 ]

@@ -22,6 +22,7 @@ from specjax.certify import Effort
 from specjax.certify import run as certification
 from specjax.decoding import DecodeConfig, Stop
 from specjax.decoding.arguments import make_request
+from specjax.drafts.names import check_name
 from specjax.pairs import Pair, read_pair
 from specjax.plan.command import PlanCommand
 from specjax.text.flags import DecodingFlags, UsageError, round_widths
@@ -44,15 +45,18 @@ class Generate(DecodingFlags):
     """
 
     config: pathlib.Path | None = None
-    """Take the defaults of --model, --draft, --dtype, --gamma, --verify-widths and --rule from this pair file
-    (TOML, as in configs/)."""
+    """Take the defaults of --model, --draft, --dtype, --gamma, --verify-widths, --rule and --policy from this
+    pair file (TOML, as in configs/)."""
     draft: str = "ngram"
-    """What guesses tokens: ngram (from the text so far), none, or a model with the same tokenizer."""
+    """What guesses tokens: ngram (from the text so far), recycling (from what the model liked before),
+    early-exit:N or layers:0-9,28,29 (some of the model's own layers), a model with the same tokenizer,
+    ngram+OTHER (n-grams where at least three tokens match, OTHER where not), or none."""
     on_draft_failure: Literal["plain", "fail"] = "plain"
     """If the draft cannot be used: warn and decode without, or refuse."""
     verify_widths: tuple[int, ...] | None = None
-    """Numbers of tokens below gamma + 1 that a round scores where its draft is short enough. The default is
-    2, 3, 5, ... for ngram on CPUs, where each token costs time, and none elsewhere."""
+    """Numbers of tokens below gamma + 1 that a round scores where its draft is short enough. The default on
+    CPUs, where each token costs time, is 2, 3, 5, ... for ngram, recycling and policies, which may propose
+    little, and also 1 for adaptive ones, which may propose nothing; and none elsewhere."""
 
     stop: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Text that ends the generation and is not shown."""
@@ -78,6 +82,7 @@ class Generate(DecodingFlags):
             gamma=pair.gamma,
             verify_widths=pair.verify_widths,
             rule=pair.rule,
+            policy=pair.policy,
         )
 
     def settings(self) -> Settings:
@@ -94,14 +99,16 @@ class Generate(DecodingFlags):
             raise ValueError("--compare needs a draft; --draft is none")
         if self.raw and self.system is not None:
             raise ValueError("--system needs the chat template, which --raw turns off")
+        check_name(self.draft)
         widths = self.verify_widths
         if widths is None:
-            widths = round_widths((self.draft,), self.gamma)
+            widths = round_widths((self.draft,), self.gamma, self.policy)
         config = DecodeConfig(
             max_new_tokens=self.max_new_tokens,
             gamma=self.gamma,
             verify_widths=widths,
             rule=self.rule,
+            policy=self.policy,
             logprobs=self.logprobs,
         )
         sampling = self.sampling()
@@ -110,6 +117,7 @@ class Generate(DecodingFlags):
             model=self.model,
             dtype=self.dtype,
             draft=self.draft,
+            policy=self.policy,
             config=config,
             sampling=sampling,
             stop_texts=self.stop,
@@ -157,7 +165,7 @@ class Certify(DecodingFlags):
 
     draft: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """What guesses tokens, once or more: ngram (the default), self (the target), perturbed (the target with
-    noise in its weights), or a model with the same tokenizer."""
+    noise in its weights), or any other draft that generate takes."""
     temperature: float = 1.0
     """Of the sampled checks, above 0. Greedy texts are checked in any case."""
     max_new_tokens: int = 64
@@ -201,11 +209,14 @@ class Certify(DecodingFlags):
             if bad_lines:
                 raise ValueError(f"{self.jsonl}, line {bad_lines[0].line}: {bad_lines[0].reason}")
             drafts = self.draft or ("ngram",)
+            for draft in drafts:
+                check_name(draft)
             config = DecodeConfig(
                 max_new_tokens=self.max_new_tokens,
                 gamma=self.gamma,
-                verify_widths=round_widths(drafts, self.gamma),
+                verify_widths=round_widths(drafts, self.gamma, self.policy),
                 rule=self.rule,
+                policy=self.policy,
             )
             certificate = certification.run(
                 certification.Settings(

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from specjax.decoding import DecodeConfig
+from specjax.drafts.names import check_name, model_of
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 Rule = Literal["auto", "token", "block", "coupled"]
@@ -23,8 +24,9 @@ class Pair:
 
     Attributes:
         target: what `specjax.load` takes: a directory, a `.gguf` file, a hub id or the default model's name.
-        draft: `"ngram"`, `"none"`, or what `specjax.load` takes.
+        draft: as `drafts.names.draft_named` takes it: `"ngram"`, `"none"`, what `specjax.load` takes, ...
         dtype: of the weights: `"auto"`, `"float32"` or `"bfloat16"`.
+        policy: as `specjax.policies.policy_named` takes it.
         gamma, verify_widths, rule, max_new_tokens, capacity: as in `DecodeConfig`.
         batch: rows B.
         prompt_width: tokens P that prompts are padded to.
@@ -42,6 +44,7 @@ class Pair:
     gamma: int = 4
     verify_widths: tuple[int, ...] = ()
     rule: Rule = "auto"
+    policy: str = "fixed"
     batch: int = 1
     prompt_width: int = 512
     max_new_tokens: int = 128
@@ -51,9 +54,10 @@ class Pair:
     speculate: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("target", "draft"):
+        for name, expected in (("target", "a model"), ("draft", "a model"), ("policy", "a policy")):
             value = getattr(self, name)
-            self._require(name, isinstance(value, str) and value.strip() != "", "the name of a model")
+            self._require(name, isinstance(value, str) and value.strip() != "", f"the name of {expected}")
+        check_name(self.draft)
         dtypes = get_args(Dtype)
         self._require("dtype", self.dtype in dtypes, f"one of {', '.join(dtypes)}")
         for name in ("batch", "prompt_width"):
@@ -88,6 +92,7 @@ class Pair:
             gamma=self.gamma,
             verify_widths=self.verify_widths,
             rule=self.rule,
+            policy=self.policy,
             capacity=self.capacity,
         )
 
@@ -119,9 +124,10 @@ def read_pair(path: str | os.PathLike[str]) -> Pair:
     if "target" not in values:
         raise ValueError(f"{path}: target is missing; expected the name of a model")
     for key in ("target", "draft"):
-        name = values.get(key)
-        if isinstance(name, str) and name and (beside := path.parent / name).exists():
-            values[key] = os.path.normpath(beside)
+        if isinstance(values.get(key), str):
+            search, name = _parts(key, values[key])
+            if name and (beside := path.parent / name).exists():
+                values[key] = search + os.path.normpath(beside)
     try:
         return Pair(**values)
     except ValueError as error:
@@ -138,8 +144,10 @@ def write_pair(pair: Pair, path: str | os.PathLike[str], *, comment: str = "") -
     lines = [f"# {line}".rstrip() for line in comment.splitlines()]
     for field in dataclasses.fields(pair):
         value = getattr(pair, field.name)
-        if field.name in ("target", "draft") and pathlib.Path(value).exists():
-            value = os.path.relpath(value, path.parent)
+        if field.name in ("target", "draft"):
+            search, name = _parts(field.name, value)
+            if name and pathlib.Path(name).exists():
+                value = search + os.path.relpath(name, path.parent)
         if value is not None and not (field.name == "mesh" and not value):
             lines.append(f"{field.name} = {_toml(value)}")
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -150,6 +158,11 @@ def write_pair(pair: Pair, path: str | os.PathLike[str], *, comment: str = "") -
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def _parts(key: str, name: str) -> tuple[str, str]:
+    """What is no path of a target's or a draft's name, and what may be one."""
+    return model_of(name) if key == "draft" else ("", name)
 
 
 def _is_count(value: Any) -> bool:

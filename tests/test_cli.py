@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 
+import jax
 import pytest
 
 import specjax
@@ -83,11 +84,14 @@ def test_every_draft_gives_the_greedy_text(run, answer):
 
 def test_a_pair_file_gives_defaults_and_flags_win(run, answer, tmp_path):
     path = tmp_path / "pair.toml"
-    path.write_text('target = "large"\ndraft = "small"\ngamma = 3\nrule = "coupled"\nverify_widths = [2]\n')
+    path.write_text(
+        'target = "large"\ndraft = "ngram+small"\ngamma = 3\nrule = "coupled"\nverify_widths = [2]\n'
+        'policy = "confidence:0.1"\n'
+    )
     code, out, err = run("hello", "--config", path)
     assert (code, out) == (0, answer + "\n")
     assert "model large" in err
-    assert "draft small, gamma 2, rule coupled, verify widths also 2" in err
+    assert "draft ngram+small, gamma 2, rule coupled, policy confidence:0.1, verify widths also 2" in err
 
     path.write_text('target = "large"\nspeculate = false\n')
     assert "draft none" in run("hello", "--config", path)[2]
@@ -170,7 +174,12 @@ def test_a_difference_from_plain_decoding_fails(run, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "draft, reason", [("missing", "no model"), ("other-tokens", "different vocabularies")]
+    "draft, reason",
+    [
+        ("missing", "no model"),
+        ("other-tokens", "different vocabularies"),
+        ("ngram+layers:1-2", "indices below 1"),
+    ],
 )
 def test_a_draft_that_cannot_be_used(run, answer, draft, reason):
     code, out, err = run("hello", "--draft", draft)
@@ -192,6 +201,8 @@ def test_a_draft_that_cannot_be_used(run, answer, draft, reason):
         (["hi", "--top-p", "0"], "top_p is 0.0"),
         (["hi", "--repetition-penalty", "0"], "repetition_penalty is 0.0"),
         (["hi", "--gamma", "-1"], "gamma is -1"),
+        (["hi", "--policy", "brave"], "'brave' is no length policy"),
+        (["hi", "--draft", "early-exit:two"], "draft is 'early-exit:two'"),
         (["hi", "--max-new-tokens", "0"], "max_new_tokens is 0"),
         (["hi", "--stop", ""], "--stop is empty"),
         (["hi", "--compare", "--repeats", "0"], "--repeats is 0"),
@@ -225,6 +236,22 @@ def test_unknown_flags_and_commands_are_refused(capsys):
         with pytest.raises(SystemExit) as refused:
             cli.main(arguments)
         assert refused.value.code == 2
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="elsewhere tokens that are scored cost little")
+@pytest.mark.parametrize(
+    "flags, widths",
+    [
+        ({}, (2, 3)),
+        ({"draft": "recycling"}, (2, 3)),
+        ({"draft": "small"}, ()),
+        ({"draft": "small", "policy": "confidence"}, (2, 3)),
+        ({"draft": "small", "policy": "adaptive"}, (1, 2, 3)),
+        ({"draft": "small", "policy": "adaptive", "verify_widths": ()}, ()),
+    ],
+)
+def test_rounds_have_several_widths_where_proposals_are_short(flags, widths):
+    assert cli.Generate(gamma=4, **flags).settings().config.verify_widths == widths
 
 
 def test_ctrl_c_ends_a_run_with_its_report(run, tmp_path, monkeypatch):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from specjax.pairs import Pair, read_pair, write_pair
 
 WHOLE = Pair(
     target='organisation/"large"',
-    draft="organisation/small",
+    draft="ngram+organisation/small",
     dtype="bfloat16",
     gamma=8,
     verify_widths=(2, 3),
     rule="coupled",
+    policy="confidence:0.6",
     batch=32,
     prompt_width=1024,
     max_new_tokens=256,
@@ -43,6 +46,10 @@ def test_directories_are_relative_to_the_file(tmp_path, monkeypatch):
     write_pair(pair, tmp_path / "copy.toml")
     assert 'target = "models/large"' in (tmp_path / "copy.toml").read_text()
     assert read_pair(tmp_path / "copy.toml").target == pair.target
+    behind_a_search = dataclasses.replace(pair, draft=f"ngram+{pair.target}")
+    write_pair(behind_a_search, tmp_path / "copy.toml")
+    assert 'draft = "ngram+models/large"' in (tmp_path / "copy.toml").read_text()
+    assert read_pair(tmp_path / "copy.toml") == behind_a_search
 
 
 @pytest.mark.parametrize(
@@ -58,6 +65,9 @@ def test_directories_are_relative_to_the_file(tmp_path, monkeypatch):
         ('target = "a"\nverify_widths = [3, 2]', "verify_widths is .3, 2.; expected ascending"),
         ('target = "a"\nverify_widths = 3', "verify_widths is 3; expected a tuple of integers"),
         ('target = "a"\nrule = ["x"]', "rule is "),
+        ('target = "a"\npolicy = 3', "policy is 3; expected the name of a policy"),
+        ('target = "a"\npolicy = "brave"', "policy: 'brave' is no length policy; expected one of fixed"),
+        ('target = "a"\ndraft = "layers:1-x"', "draft is 'layers:1-x'; expected early-exit:N or layers:"),
         ('target = "a"\nrule = "best"', "rule is 'best'; expected one of 'auto'"),
         ('target = "a"\nbatch = true', "batch is True; expected an integer of at least 1"),
         (

@@ -15,6 +15,7 @@ from specjax.bench.report import print_report
 from specjax.bench.workload import read_tasks
 from specjax.decoding import DecodeConfig, Stop
 from specjax.decoding.arguments import make_request
+from specjax.drafts.names import check_name
 from specjax.sampling import Sampling
 from specjax.text.flags import ModelFlags, UsageError
 from specjax.text.output import check_writable, stderr_console
@@ -43,10 +44,12 @@ class Bench(ModelFlags):
     """Prompts of each task, the first of the file."""
 
     draft: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """What guesses tokens, once or more: ngram (the default), none (plain decoding alone), or a model with
-    the same tokenizer. Plain decoding is always measured."""
+    """What guesses tokens, once or more: ngram (the default), none (plain decoding alone), or any other draft
+    that generate takes. Plain decoding is always measured."""
     gammas: tuple[int, ...] = (4,)
     """Draft tokens in each round, at most; each number is measured."""
+    policy: str = "fixed"
+    """How many of them drafts propose, as for generate."""
     batch: tuple[int, ...] = (1,)
     """Prompts that are decoded together; each number is measured. Prompts of one batch are of one task."""
     repeats: int = 5
@@ -86,7 +89,9 @@ class Bench(ModelFlags):
                 raise ValueError(f"--{name} is {values}; expected different integers of at least {least}")
         check_writable(self.json, self.figure)
         sampling = self.sampling()
-        config = DecodeConfig(max_new_tokens=self.max_new_tokens, gamma=max(self.gammas), rule=self.rule)
+        config = DecodeConfig(
+            max_new_tokens=self.max_new_tokens, gamma=max(self.gammas), rule=self.rule, policy=self.policy
+        )
         make_request(1, config, _ANY_VOCABULARY, sampling, None, Stop(), ())
         plain = dataclasses.replace(sampling, seed=Sampling().seed) == Sampling()
         if not plain and (self.hand_written or self.peer):
@@ -95,6 +100,8 @@ class Bench(ModelFlags):
                 "logits; expected no flags of sampling beside it"
             )
         drafts = tuple(dict.fromkeys(self.draft or ("ngram",)))
+        for draft in drafts:
+            check_name(draft)
         return bench.Settings(
             model=self.model,
             dtype=self.dtype,
@@ -104,6 +111,7 @@ class Bench(ModelFlags):
             max_new_tokens=self.max_new_tokens,
             repeats=self.repeats,
             rule=self.rule,
+            policy=self.policy,
             sampling=sampling,
             raw=self.raw,
             hand_written=self.hand_written,

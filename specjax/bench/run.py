@@ -24,7 +24,8 @@ from specjax.bench.record import Benchmark, MeasuredArm, Record
 from specjax.bench.timing import Arm, Sample, environment, interleave, usable_cores
 from specjax.bench.workload import Batch, make_batches
 from specjax.decoding import DecodeConfig, Decoder
-from specjax.drafts import Draft, Model, Ngram, NoDraft
+from specjax.drafts import Draft, NoDraft
+from specjax.drafts.names import draft_named, model_of
 from specjax.models.load import LanguageModel, find, load
 from specjax.sampling import Sampling
 from specjax.text.comparison import first_difference
@@ -41,9 +42,10 @@ class Settings:
     """What is measured.
 
     Attributes:
-        drafts: `"ngram"`, or what `specjax.load` takes; plain decoding is always measured.
+        drafts: as `draft_named` takes them; plain decoding is always measured.
         gammas: draft tokens a round, each for every draft.
         batches: rows decoded together.
+        policy: of the drafts' lengths.
         repeats: turns in which every arm decodes each batch of prompts once.
         hand_written: also measure a loop written by hand.
         peers: names of `specjax.bench.peers.PEERS`.
@@ -59,6 +61,7 @@ class Settings:
     max_new_tokens: int
     repeats: int
     rule: str = "auto"
+    policy: str = "fixed"
     sampling: Sampling = dataclasses.field(default_factory=Sampling)
     raw: bool = False
     hand_written: bool = False
@@ -190,6 +193,7 @@ def _own_arms(settings: Settings, model: Any, drafts: dict[str, Draft], size: in
             gamma=label.gamma,
             verify_widths=label.verify_widths,
             rule=settings.rule,
+            policy=settings.policy if label.kind == "draft" else "fixed",
         )
         return DecoderArm(label=label, decoder=Decoder(model, draft, config), sampling=settings.sampling)
 
@@ -198,7 +202,8 @@ def _own_arms(settings: Settings, model: Any, drafts: dict[str, Draft], size: in
         label = Label(name=_wide(gamma), kind="plain", batch=size, gamma=gamma, reference=PLAIN)
         arms.append(arm(label, NoDraft(width=gamma)))
     for name, draft in drafts.items():
-        short = pathlib.Path(name).name
+        search, path = model_of(name)
+        short = search + pathlib.Path(path).name
         for gamma in settings.gammas:
             label = Label(
                 name=f"{short}, gamma {gamma}",
@@ -206,7 +211,7 @@ def _own_arms(settings: Settings, model: Any, drafts: dict[str, Draft], size: in
                 batch=size,
                 draft=short,
                 gamma=gamma,
-                verify_widths=round_widths((name,), gamma),
+                verify_widths=round_widths((name,), gamma, settings.policy),
                 reference=_wide(gamma),
             )
             arms.append(arm(label, draft))
@@ -267,10 +272,11 @@ def _peers(settings: Settings, dtype: str, console: Console) -> Generator[list[P
 
 
 def _draft(name: str, dtype: str, console: Console) -> Draft:
-    if name == "ngram":
-        return Ngram()
-    with status(console, f"loading the draft {name} ..."):
-        return Model(load(name, dtype=dtype).model)
+    def load_model(name: str) -> Any:
+        with status(console, f"loading the draft {name} ..."):
+            return load(name, dtype=dtype).model
+
+    return draft_named(name, load_model)
 
 
 def _encoded(

@@ -6,6 +6,7 @@ import dataclasses
 import pathlib
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 
@@ -14,7 +15,8 @@ from specjax.certify.figure import write_figure
 from specjax.certify.pair import self_draft
 from specjax.certify.stages import Effort, certify
 from specjax.decoding import DecodeConfig
-from specjax.drafts import Draft, Model, Ngram
+from specjax.drafts import Draft
+from specjax.drafts.names import draft_named
 from specjax.models.load import LanguageModel, load
 from specjax.sampling import Sampling
 from specjax.testing import perturbed
@@ -29,8 +31,8 @@ class Settings:
     """What is certified, and where the results go.
 
     Attributes:
-        drafts: `"ngram"`, `"self"` (the target), `"perturbed"` (the target with noise in its weights), or
-            what `specjax.load` takes.
+        drafts: `"self"` (the target), `"perturbed"` (the target with noise in its weights), or whatever
+            `draft_named` takes.
         count: prompts that are used, the shortest ones first.
     """
 
@@ -86,16 +88,18 @@ def run(settings: Settings, prompts: Sequence[Prompt], console: Console) -> Cert
 
 
 def _draft(name: str, lm: LanguageModel, dtype: str, console: Console) -> Draft:
-    if name == "ngram":
-        return Ngram()
-    if name == "self":
-        return self_draft(lm.model)
-    if name == "perturbed":
-        return Model(perturbed(lm.model, _NOISE))
     if name == "none":
         raise ValueError("--draft is none; expected a draft, whose effect on the text can be checked")
-    with status(console, f"loading the draft {name} ..."):
-        return Model(load(name, dtype=dtype).model)
+
+    def load_model(name: str) -> Any:
+        if name == "self":
+            return self_draft(lm.model).module
+        if name == "perturbed":
+            return perturbed(lm.model, _NOISE)
+        with status(console, f"loading the draft {name} ..."):
+            return load(name, dtype=dtype).model
+
+    return draft_named(name, load_model)
 
 
 def _token_ids(lm: LanguageModel, prompts: Sequence[Prompt], settings: Settings) -> list[list[int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import chex
@@ -11,8 +12,8 @@ import jax.numpy as jnp
 
 from specjax.decoding.config import FinishReason
 from specjax.decoding.program import Program
-from specjax.decoding.state import DecodeState, Request, Stats
-from specjax.models.feed import feed
+from specjax.decoding.state import DecodeState, Request, Stats, where_rows
+from specjax.models.feed import feed_tapped
 
 
 def start(
@@ -73,13 +74,20 @@ def admit(
     reason = jnp.where(budget > 0, int(FinishReason.RUNNING), int(FinishReason.LENGTH))
     reason = jnp.where(invalid, int(FinishReason.ERROR), reason)
 
-    def where_extended(new: Any, old: Any) -> Any:
-        return jax.tree.map(
-            lambda new, old: jnp.where(extended.reshape(-1, *(1,) * (new.ndim - 1)), new, old), new, old
-        )
-
+    where_extended = functools.partial(where_rows, extended)
     needed = jnp.where(extended, length - 1, state.cached_length)
-    cache = feed(target, state.cache, tokens, start=state.cached_length, stop=needed, chunk=program.chunk)
+    draft = program.draft
+    cache, carry = feed_tapped(
+        target,
+        state.cache,
+        tokens,
+        start=state.cached_length,
+        stop=needed,
+        chunk=program.chunk,
+        taps=draft.taps,
+        absorb=functools.partial(draft.absorb, draft_module),
+        state=state.draft,
+    )
     needed_by_draft = jnp.where(extended, length, 0)
     return dataclasses.replace(
         state,
@@ -90,7 +98,7 @@ def admit(
         finish_reason=jnp.where(extended, reason, state.finish_reason).astype(jnp.int32),
         request=where_extended(request, state.request),
         cache=cache,
-        draft=program.draft.prefill(draft_module, state.draft, tokens, needed_by_draft, program.chunk),
+        draft=draft.prefill(draft_module, carry, tokens, needed_by_draft, program.chunk),
         processors=where_extended(
             program.pipeline.init(tokens, length, program.vocab_size), state.processors
         ),
@@ -118,8 +126,9 @@ def _empty(program: Program, target: Any, draft_module: Any, batch: int, request
         round=zeros(),
         request=request,
         cache=target.init_cache(batch, program.cache_capacity),
-        draft=program.draft.init(draft_module, batch, program.cache_capacity),
+        draft=program.draft.init(draft_module, batch, program.cache_capacity, program.vocab_size),
         processors=program.pipeline.init(tokens, zeros(), program.vocab_size),
+        policy=program.policy.init(batch, program.gamma),
         logprobs=logprobs,
         raw_logprobs=logprobs,
         violations=jnp.zeros(batch, jnp.uint32),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 
+from specjax.policies import Policy, policy_named
 from specjax.verify import RULES
 
 
@@ -39,6 +40,8 @@ class DecodeConfig:
             blocks, which accepts as many tokens or more; for point masses, where both accept the same, it is
             "token". "coupled": text that depends on target, prompt and seed alone, whatever the draft, up to
             near-ties between compiled shapes; accepts a little less. "auto": "block".
+        policy: how many of the gamma draft tokens a round proposes: an instance of one of `specjax.policies`,
+            or its name, such as "adaptive" or "confidence:0.6". By default all that may be of use.
         capacity: tokens, prompt and output together, that a row can hold. None: the padded prompt width plus
             max_new_tokens. Give more to continue a conversation with `Decoder.extend`.
         prefill_chunk: prompt tokens scored at a time.
@@ -54,6 +57,7 @@ class DecodeConfig:
     gamma: int = 4
     verify_widths: tuple[int, ...] = ()
     rule: str = "auto"
+    policy: Policy | str = "fixed"
     capacity: int | None = None
     prefill_chunk: int = 128
     logprobs: bool = False
@@ -95,6 +99,16 @@ class DecodeConfig:
         if self.rule not in RULES:
             names = ", ".join(map(repr, RULES))
             raise ValueError(f"DecodeConfig.rule is {self.rule!r}; expected one of {names}")
+
+        try:
+            self.length_policy.check(self.gamma)
+        except ValueError as error:
+            raise ValueError(f"DecodeConfig.policy: {error}") from error
+
+    @property
+    def length_policy(self) -> Policy:
+        """`policy`, also where that is a name."""
+        return policy_named(self.policy) if isinstance(self.policy, str) else self.policy
 
     def row_capacity(self, prompt_width: int) -> int:
         """Tokens that a row can hold when prompts are padded to `prompt_width`."""

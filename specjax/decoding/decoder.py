@@ -23,7 +23,6 @@ from specjax.decoding.state import DecodeState, GenerateResult, Request
 from specjax.decoding.stop import Stop
 from specjax.drafts import Draft, NoDraft, Proposal
 from specjax.models.sharding import constrain_rows, left_to_xla, mesh_of, with_auto_axes
-from specjax.models.vocabulary import check_compatible
 from specjax.sampling import Processor, Sampling
 
 if TYPE_CHECKING:
@@ -55,7 +54,8 @@ class Decoder:
         config: what is static.
 
     Raises:
-        ValueError: the draft's tokenizer maps some id to another string than the target's.
+        ValueError: the target lacks what the draft needs of it, such as a tokenizer that maps ids to the same
+            strings as the draft's.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Decoder:
         self.target = target
         self.draft: Draft = draft or NoDraft()
         self.config = config or DecodeConfig()
-        check_compatible(target, self.draft.module)
+        self.draft.check_target(target)
         # Arrays of processors travel with the weights.
         self._graphdef, weights = nnx.split((target, self.draft.module, tuple(processors)))
         self._weights = with_auto_axes(weights)
@@ -332,8 +332,8 @@ def _programs(graphdef: Any, program: Program) -> _Programs:
         return score_round(*merged, state, round_noise(merged[0], state))[0]
 
     def propose(weights: Any, state: DecodeState) -> Proposal:
-        merged, _, draft_module = _merged(graphdef, program, weights)
-        context = round_context(merged, state, round_noise(merged, state))
+        merged, target, draft_module = _merged(graphdef, program, weights)
+        context = round_context(merged, target, state, round_noise(merged, state))
         return merged.draft.propose(draft_module, state.draft, context)[0]
 
     start, extend = _admission_programs(graphdef, program.for_admission())
@@ -439,7 +439,7 @@ def decode(
     Arguments and errors are those of `generate`.
     """
     draft, config = draft or NoDraft(), config or DecodeConfig()
-    check_compatible(target, draft.module)
+    draft.check_target(target)
     prompts, lengths = prompt_arrays(prompts, prompt_lengths, target.vocab_size)
     batch, width = prompts.shape
     program = Program.build(target, draft, config, config.row_capacity(width))

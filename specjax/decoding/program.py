@@ -7,6 +7,7 @@ from typing import Any
 
 from specjax.decoding.config import DecodeConfig
 from specjax.drafts import Draft
+from specjax.policies import Policy
 from specjax.sampling import Pipeline, Processor
 from specjax.verify import RULES, Rule
 
@@ -37,6 +38,10 @@ class Program:
     longest: int
     positional: bool
     chunk: int
+
+    @property
+    def policy(self) -> Policy:
+        return self.config.length_policy
 
     @property
     def cache_capacity(self) -> int:

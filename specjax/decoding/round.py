@@ -13,9 +13,10 @@ import jax.numpy as jnp
 from specjax.decoding.config import FinishReason
 from specjax.decoding.invariants import Violation, flags
 from specjax.decoding.program import Program
-from specjax.decoding.state import DecodeState, Stats
+from specjax.decoding.state import DecodeState, Stats, where_rows
 from specjax.decoding.stop import find_end
-from specjax.drafts import Proposal, RoundContext
+from specjax.drafts import Outcome, Proposal, RoundContext
+from specjax.drafts.protocol import propose_if_wanted
 from specjax.models.layers import compute_dtype
 from specjax.sampling import Noise, drawable, likeliest, log_law
 from specjax.verify import verify
@@ -36,13 +37,16 @@ class Scored:
 
     Attributes:
         proposal: batched.
-        positions: int32[B, T] of the scored tokens.
+        tokens, positions: int32[B, T], what is scored.
+        features: float[B, T, d] for each of `Draft.taps`.
         raw, processed: float[B, T, V], the target's logits after each prefix of the draft.
         log_p: float[B, T, V], their log-law; zero where nothing needs it.
     """
 
     proposal: Proposal
+    tokens: jax.Array
     positions: jax.Array
+    features: tuple[jax.Array, ...]
     raw: jax.Array
     processed: jax.Array
     log_p: jax.Array
@@ -63,21 +67,30 @@ def decode_round(program: Program, target: Any, draft_module: Any, state: Decode
     tokens = _assemble(proposal.tokens, n_accepted, next_token)
     block = Block(tokens, jnp.where(state.running, n_accepted + 1, 0))
     block, finish_reason = _cut(state, block, drawable(scored.raw, scored.processed))
-    accepted = jnp.minimum(n_accepted, block.count)
-    new_length = state.length + block.count
+    outcome = Outcome(
+        scored=scored.tokens,
+        live=proposal.live,
+        accepted=jnp.minimum(n_accepted, block.count),
+        emitted=block.tokens,
+        count=block.count,
+        length=state.length + block.count,
+        features=scored.features,
+        logits=scored.raw,
+    )
     new = dataclasses.replace(
         state,
         tokens=_append(state, block),
-        length=new_length,
+        length=outcome.length,
         cached_length=state.cached_length + block.count,
         finish_reason=finish_reason,
         round=state.round + state.running.astype(jnp.int32),
         cache=pending
         if program.positional
         else target.commit(state.cache, pending, state.cached_length, block.count),
-        draft=program.draft.commit(draft_module, draft_carry, proposal, accepted, new_length),
+        draft=program.draft.commit(draft_module, draft_carry, proposal, outcome),
         processors=program.pipeline.advance_block(state.processors, block.tokens, block.count),
-        stats=_count(state, proposal, accepted, block.count),
+        policy=where_rows(outcome.count > 0, program.policy.update(state.policy, outcome), state.policy),
+        stats=_count(state, proposal, outcome),
     )
     if program.config.logprobs:
         new = _record_logprobs(new, state, block, scored)
@@ -101,37 +114,56 @@ def score_round(
         What the other half decides on, the draft's carry, and what the target's cache would become.
     """
     sampling = state.request.sampling
-    context = round_context(program, state, noise)
-    proposal, draft_carry = program.draft.propose(draft_module, state.draft, context)
+    context = round_context(program, target, state, noise)
+    propose = functools.partial(propose_if_wanted, program.draft)
+    if not program.policy.may_sit_out:
+        propose = program.draft.propose
+    proposal, draft_carry = propose(draft_module, state.draft, context)
     gamma = program.gamma
     chex.assert_shape(proposal.tokens, (state.length.shape[0], gamma))
 
     # Slots that are not live still hold real ids.
     drafted = jnp.clip(proposal.tokens, 0, program.vocab_size - 1)
     proposal = dataclasses.replace(proposal, tokens=drafted)
+    last = jnp.take_along_axis(state.tokens, (state.length - 1)[:, None], axis=1)
+    tokens = jnp.concatenate([last, drafted], axis=1)
     positions = state.cached_length[:, None] + jnp.arange(gamma + 1, dtype=jnp.int32)
-    raw, pending = _score(program, target, state, proposal, positions)
+    raw, features, pending = _score(program, target, state, tokens, positions, proposal.live)
 
     processed = program.pipeline.process_block(sampling, state.processors, raw, drafted)
     law_needed = jnp.any(~sampling.greedy) | program.config.logprobs
     log_p = jax.lax.cond(law_needed, lambda logits: log_law(sampling, logits), jnp.zeros_like, processed)
-    scored = Scored(proposal=proposal, positions=positions, raw=raw, processed=processed, log_p=log_p)
+    scored = Scored(
+        proposal=proposal,
+        tokens=tokens,
+        positions=positions,
+        features=features,
+        raw=raw,
+        processed=processed,
+        log_p=log_p,
+    )
     return scored, draft_carry, pending
 
 
 def _score(
-    program: Program, target: Any, state: DecodeState, proposal: Proposal, positions: jax.Array
-) -> tuple[jax.Array, Any]:
+    program: Program,
+    target: Any,
+    state: DecodeState,
+    tokens: jax.Array,
+    positions: jax.Array,
+    live: jax.Array,
+) -> tuple[jax.Array, tuple[jax.Array, ...], Any]:
     """Scores the last committed token and the draft tokens, in the smallest width that holds the live ones.
 
     Returns:
-        Raw logits [B, T, V], zero for tokens that were not scored, and the target's pending cache.
+        Raw logits [B, T, V] and the features [B, T, d], zero for tokens that were not scored, and the
+        target's pending cache.
     """
-    last = jnp.take_along_axis(state.tokens, (state.length - 1)[:, None], axis=1)
-    tokens = jnp.concatenate([last, proposal.tokens], axis=1)
 
-    def score(width: int) -> tuple[jax.Array, Any]:
-        hidden, _, pending = target(tokens[:, :width], positions[:, :width], state.cache)
+    def score(width: int) -> tuple[jax.Array, tuple[jax.Array, ...], Any]:
+        hidden, features, pending = target(
+            tokens[:, :width], positions[:, :width], state.cache, taps=program.draft.taps
+        )
         raw = target.logits(hidden)
         chex.assert_shape(raw, (tokens.shape[0], width, program.vocab_size))
         # In half precision logits and noise tie, and what is drawn has not the law that is reported.
@@ -139,23 +171,25 @@ def _score(
         if program.positional:
             scored = jnp.full_like(state.cached_length, width)
             pending = target.commit(state.cache, pending, state.cached_length, scored)
-        return jnp.pad(raw, ((0, 0), (0, program.gamma + 1 - width), (0, 0))), pending
+        missing = ((0, 0), (0, program.gamma + 1 - width), (0, 0))
+        raw, features = jax.tree.map(lambda scored: jnp.pad(scored, missing), (raw, features))
+        return raw, features, pending
 
     if len(program.widths) == 1:
         return score(program.gamma + 1)
-    needed = jnp.max(proposal.live) + 1
+    needed = jnp.max(live) + 1
     narrower = jnp.sum(needed > jnp.array(program.widths), dtype=jnp.int32)
     return jax.lax.switch(narrower, [functools.partial(score, width) for width in program.widths])
 
 
-def round_context(program: Program, state: DecodeState, noise: Noise) -> RoundContext:
+def round_context(program: Program, target: Any, state: DecodeState, noise: Noise) -> RoundContext:
     """What the draft may look at in every row's next round."""
     greedy = state.request.sampling.greedy
     draft_rows = state.request.draft_sampling
     generated = state.length - state.prompt_length
     # The round adds the target's own token, so the budget has room for one draft token less.
     useful = state.request.stop.max_new_tokens - generated - 1
-    return RoundContext(
+    context = RoundContext(
         tokens=state.tokens,
         length=state.length,
         running=state.running,
@@ -164,12 +198,17 @@ def round_context(program: Program, state: DecodeState, noise: Noise) -> RoundCo
         widths=program.widths,
         vocab_size=program.vocab_size,
         chunk=program.chunk,
+        target=target,
+        cache=state.cache,
         rows=dataclasses.replace(draft_rows, temperature=jnp.where(greedy, 0.0, draft_rows.temperature)),
         law_needed=jnp.any(~greedy),
         noise=noise,
         pipeline=program.pipeline,
         processor_states=state.processors,
+        policy=program.policy,
+        policy_state=state.policy,
     )
+    return dataclasses.replace(context, max_live=program.policy.limit(state.policy, context))
 
 
 def _assemble(drafted: jax.Array, n_accepted: jax.Array, next_token: jax.Array) -> jax.Array:
@@ -228,17 +267,17 @@ def _set(array: jax.Array, places: jax.Array, values: jax.Array) -> jax.Array:
     return array.at[jnp.arange(array.shape[0])[:, None], places].set(values, mode="drop")
 
 
-def _count(state: DecodeState, proposal: Proposal, accepted: jax.Array, emitted: jax.Array) -> Stats:
+def _count(state: DecodeState, proposal: Proposal, outcome: Outcome) -> Stats:
     stats, running = state.stats, state.running
     slots = jnp.arange(proposal.tokens.shape[1], dtype=jnp.int32)
     live = jnp.where(running, proposal.live, 0)
     return Stats(
         rounds=stats.rounds + running.astype(jnp.int32),
-        emitted=stats.emitted + emitted,
+        emitted=stats.emitted + outcome.count,
         drafted=stats.drafted + live,
-        accepted=stats.accepted + accepted,
+        accepted=stats.accepted + outcome.accepted,
         drafted_at=stats.drafted_at + (slots < live[:, None]).astype(jnp.int32),
-        accepted_at=stats.accepted_at + (slots < accepted[:, None]).astype(jnp.int32),
+        accepted_at=stats.accepted_at + (slots < outcome.accepted[:, None]).astype(jnp.int32),
         draft_failures=stats.draft_failures + (running & proposal.failed).astype(jnp.int32),
     )
 

@@ -62,7 +62,8 @@ class DecodeState:
             is fed in the next round.
         finish_reason: int32[B], a `FinishReason`.
         round: int32[B], rounds the request has been through; keys its noise.
-        cache: the target's. draft: the draft's carry. processors: the processors' states.
+        cache: the target's. draft: the draft's carry. processors: the processors' states. policy: the length
+            policy's.
         logprobs, raw_logprobs: float32[B, max_new_tokens] or None, of generated tokens, after and before
             processing.
         violations: uint32[B], invariants that broke, bits of `Violation`.
@@ -78,6 +79,7 @@ class DecodeState:
     cache: Any
     draft: Any
     processors: Any
+    policy: Any
     logprobs: jax.Array | None
     raw_logprobs: jax.Array | None
     violations: jax.Array
@@ -87,6 +89,15 @@ class DecodeState:
     def running(self) -> jax.Array:
         """bool[B], rows that are not finished."""
         return self.finish_reason == 0
+
+
+def where_rows(rows: jax.Array, new: Any, old: Any) -> Any:
+    """Arrays of `new` in the rows bool[B], of `old` in the others; their leaves lead with B."""
+
+    def choose(new: jax.Array, old: jax.Array) -> jax.Array:
+        return jax.numpy.where(rows.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
+
+    return jax.tree.map(choose, new, old)
 
 
 @jax.tree_util.register_dataclass

@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from specjax.drafts.protocol import Proposal, RoundContext, no_proposal
+from specjax.drafts.base import BaseDraft
+from specjax.drafts.loop import draw_tokens, token_at
+from specjax.drafts.protocol import Outcome, Proposal, RoundContext, no_proposal
 from specjax.models.feed import feed
-from specjax.sampling import Draw
+from specjax.models.vocabulary import check_compatible
 
 
 @jax.tree_util.register_dataclass
@@ -24,7 +26,7 @@ class ModelCarry:
 
 
 @dataclasses.dataclass(frozen=True)
-class Model:
+class Model(BaseDraft):
     """Drafts with another language model that shares the target's tokenizer.
 
     The draft has its own cache. A round begins by feeding what was committed since: one token, or two after
@@ -43,10 +45,10 @@ class Model:
     def without_module(self) -> Model:
         return dataclasses.replace(self, module=None)
 
-    def slots(self, gamma: int) -> int:
-        return gamma
+    def check_target(self, target: Any) -> None:
+        check_compatible(target, self.module)
 
-    def init(self, module: Any, batch: int, capacity: int) -> ModelCarry:
+    def init(self, module: Any, batch: int, capacity: int, vocab_size: int) -> ModelCarry:
         if module is None:
             raise TypeError("Model.module is None; expected a Flax module")
         return ModelCarry(module.init_cache(batch, capacity), jnp.zeros(batch, jnp.int32))
@@ -61,6 +63,7 @@ class Model:
     def propose(self, module: Any, carry: ModelCarry, context: RoundContext) -> tuple[Proposal, ModelCarry]:
         if context.gamma == 0:
             return no_proposal(context.length.shape[0], 0), carry
+        context = _within_context_of(module, context)
         text = jnp.minimum(context.tokens, module.vocab_size - 1)
         window = _window(module, context.gamma)
         target_length = jnp.where(context.running, context.length, carry.length)
@@ -76,8 +79,15 @@ class Model:
         hidden, _, pending = module(block, positions, cache)
         hidden = jnp.take_along_axis(hidden, jnp.maximum(lag - 1, 0)[:, None, None], axis=1)
 
+        def predict(cache: Any, tokens: jax.Array, slot: jax.Array) -> tuple[jax.Array, Any]:
+            token = jnp.minimum(token_at(tokens, slot - 1), module.vocab_size - 1)
+            position = context.length + slot - 1
+            hidden, _, pending = module(token[:, None], position[:, None], cache)
+            cache = module.commit(cache, pending, position, jnp.ones_like(position))
+            return module.logits(hidden)[:, 0], cache
+
         fed = module.commit(cache, pending, start, lag)
-        proposal, scratch = _draft_tokens(module, fed, hidden, context)
+        proposal, scratch = draw_tokens(predict, fed, context, first=module.logits(hidden)[:, 0])
         # After a failure the window is fed again, in case it was the window that left NaN in the cache.
         kept = jnp.where(proposal.failed, 0, lag)
         # A positional cache also keeps the drafted tokens, to be used where they are accepted; what is not
@@ -85,21 +95,14 @@ class Model:
         cache = scratch if _positional(module) else module.commit(cache, pending, start, kept)
         return proposal, ModelCarry(cache, start + kept)
 
-    def commit(
-        self,
-        module: Any,
-        carry: ModelCarry,
-        proposal: Proposal,
-        accepted: jax.Array,
-        new_length: jax.Array,
-    ) -> ModelCarry:
+    def commit(self, module: Any, carry: ModelCarry, proposal: Proposal, outcome: Outcome) -> ModelCarry:
         length = carry.length
         if _positional(module):
             # The last draft token was never fed.
-            fed = jnp.minimum(accepted, max(proposal.tokens.shape[1] - 1, 0))
+            fed = jnp.minimum(outcome.accepted, jnp.maximum(proposal.live - 1, 0))
             length += jnp.where(proposal.failed, 0, fed)
         # A row that has just ended, perhaps with an error, may not need all that was fed.
-        return dataclasses.replace(carry, length=jnp.minimum(length, new_length - 1))
+        return dataclasses.replace(carry, length=jnp.minimum(length, outcome.length - 1))
 
     def cached_length(self, carry: ModelCarry) -> jax.Array:
         return carry.length
@@ -110,6 +113,15 @@ def _positional(module: Any) -> bool:
     return getattr(module, "positional_cache", False)
 
 
+def _within_context_of(module: Any, context: RoundContext) -> RoundContext:
+    """The context in which no slot lies beyond the draft's own: slot i needs position length - 1 + i."""
+    limit = getattr(module, "context_length", None)
+    if limit is None:
+        return context
+    max_live = jnp.clip(limit - context.length + 1, 0, context.max_live)
+    return dataclasses.replace(context, max_live=max_live)
+
+
 def _window(module: Any, gamma: int) -> int:
     """The longest lag of a row that took part in the last round.
 
@@ -117,49 +129,3 @@ def _window(module: Any, gamma: int) -> int:
     missing. Any other cache has to take in everything that was committed.
     """
     return 2 if _positional(module) else gamma + 1
-
-
-def _draft_tokens(module: Any, cache: Any, hidden: jax.Array, context: RoundContext) -> tuple[Proposal, Any]:
-    """Draws gamma tokens one after another.
-
-    Args:
-        hidden: [B, 1, d], the state of the last committed token.
-
-    Returns:
-        The proposal and the cache with all drafted tokens but the last.
-    """
-    batch = context.length.shape[0]
-    max_live = jnp.minimum(context.max_live, context.gamma)
-    if (limit := getattr(module, "context_length", None)) is not None:
-        # Slot i needs position length - 1 + i.
-        max_live = jnp.clip(limit - context.length + 1, 0, max_live)
-
-    def draw(hidden: jax.Array, states: Any, slot: jax.Array | int) -> Draw:
-        logits = _to_target_vocabulary(module.logits(hidden)[:, 0], context.vocab_size)
-        return context.draw(states, logits, slot)
-
-    def step(carry: tuple[Any, Any, jax.Array], slot: jax.Array) -> tuple[tuple[Any, Any, jax.Array], Draw]:
-        cache, states, token = carry
-        states = context.pipeline.advance(states, token, jnp.ones(batch, jnp.bool_))
-        position = context.length + slot - 1
-        hidden, _, pending = module(
-            jnp.minimum(token, module.vocab_size - 1)[:, None], position[:, None], cache
-        )
-        cache = module.commit(cache, pending, position, jnp.ones_like(position))
-        drawn = draw(hidden, states, slot)
-        return (cache, states, drawn.tokens), drawn
-
-    first = draw(hidden, context.processor_states, 0)
-    slots = jnp.arange(1, context.gamma, dtype=jnp.int32)
-    (cache, _, _), rest = jax.lax.scan(step, (cache, context.processor_states, first.tokens), slots)
-    drawn = jax.tree.map(lambda head, tail: jnp.concatenate([head[None], tail]).swapaxes(0, 1), first, rest)
-
-    wanted = jnp.arange(context.gamma, dtype=jnp.int32) < max_live[:, None]
-    live = jnp.sum(jnp.cumprod(wanted & drawn.drawable, axis=1, dtype=jnp.int32), axis=1, dtype=jnp.int32)
-    return Proposal(drawn.tokens, live, drawn.log_law, failed=live < max_live), cache
-
-
-def _to_target_vocabulary(logits: jax.Array, vocab_size: int) -> jax.Array:
-    """Logits over the target's ids: -inf where the draft has none, dropped where the target has none."""
-    missing = max(vocab_size - logits.shape[-1], 0)
-    return jnp.pad(logits[..., :vocab_size], ((0, 0), (0, missing)), constant_values=-jnp.inf)

@@ -6,8 +6,8 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from specjax.drafts.base import Stateless
 from specjax.drafts.protocol import Carry, Proposal, RoundContext
-from specjax.drafts.stateless import Stateless
 from specjax.sampling.matches import match_lengths
 
 
@@ -38,9 +38,6 @@ class Ngram(Stateless):
                 f"Ngram(max_match={self.max_match}, min_match={self.min_match}); "
                 "expected 1 <= min_match <= max_match"
             )
-
-    def slots(self, gamma: int) -> int:
-        return gamma
 
     def propose(self, module: None, carry: Carry, context: RoundContext) -> tuple[Proposal, Carry]:
         matched = match_lengths(context.tokens, context.length, self.max_match)

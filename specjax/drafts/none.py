@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from specjax.drafts.base import Stateless
 from specjax.drafts.protocol import Carry, Proposal, RoundContext, no_proposal
-from specjax.drafts.stateless import Stateless
 
 
 @dataclasses.dataclass(frozen=True)

@@ -70,8 +70,7 @@ class ScoringModel(Protocol):
                 of tokens committed in row `b`, and differs from row to row. The caller keeps them below the
                 capacity.
             cache: valid for the tokens before `positions[b, 0]`. It may be consumed.
-            taps: static layer indices whose input states are wanted. An optional capability: a model without
-                it raises when `taps` is not empty.
+            taps: as in `LayeredModel`; any other model is only given `()`.
 
         Returns:
             hidden: `[B, T, d]`, what `logits` takes; entry `t` has seen tokens up to and including `t`.
@@ -100,4 +99,35 @@ class ScoringModel(Protocol):
 
         Returns:
             float32 `[..., V]`, unnormalised.
+        """
+
+
+class LayeredModel(ScoringModel, Protocol):
+    """A model whose layers can be named by their index; an optional capability.
+
+    Drafts that run some of the target's layers, or read their states, refuse a target without `num_layers`.
+
+    Attributes:
+        num_layers: how many there are, static.
+    """
+
+    num_layers: int
+
+    def __call__(
+        self,
+        tokens: jax.Array,
+        positions: jax.Array,
+        cache: Cache,
+        *,
+        taps: tuple[int, ...] = (),
+        layers: tuple[int, ...] | None = None,
+    ) -> tuple[jax.Array, tuple[jax.Array, ...], Any]:
+        """Scores as `ScoringModel` does.
+
+        Args:
+            taps: static indices of layers whose input states are wanted; `num_layers` stands for the state
+                behind the last one, before a final norm.
+            layers: static; run these alone, in this order, and what comes behind the last one. What they need
+                of the cache is there, from calls that ran all layers. Such a call is never committed; its
+                `pending` may be None.
         """

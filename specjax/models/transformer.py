@@ -217,42 +217,61 @@ class Transformer(nnx.Module):
         )
         return _on_mesh(cache)
 
+    @property
+    def num_layers(self) -> int:
+        """Layers that `taps` and `layers` may name."""
+        return self.config.num_layers
+
     def __call__(
-        self, tokens: jax.Array, positions: jax.Array, cache: KVCache, *, taps: tuple[int, ...] = ()
-    ) -> tuple[jax.Array, tuple[jax.Array, ...], KVCache]:
+        self,
+        tokens: jax.Array,
+        positions: jax.Array,
+        cache: KVCache,
+        *,
+        taps: tuple[int, ...] = (),
+        layers: tuple[int, ...] | None = None,
+    ) -> tuple[jax.Array, tuple[jax.Array, ...], KVCache | None]:
         """Scores a block of tokens in each row.
 
         Args:
             tokens: int32 `[B, T]`. Ids outside the vocabulary are clipped into it.
             positions: int32 `[B, T]`, consecutive within a row and below the capacity.
             cache: valid below `positions[b, 0]` in row `b`.
-            taps: layers whose input states are returned too.
+            taps: layers whose input states are returned too; `num_layers` is what the final norm takes.
+            layers: those that run, in this order; all by default.
 
         Returns:
             The final-normed states `[B, T, d]`; the tapped states, `[B, T, d]` each; the keys and values of
-            the block, arrays `[B, K, T, 2 D]`, for `commit`.
+            the block, arrays `[B, K, T, 2 D]`, for `commit`: None if only some layers ran.
         """
         batch, time = tokens.shape
         chex.assert_equal_shape([tokens, positions])
         chex.assert_type([tokens, positions], int)
         config = self.config
         chex.assert_shape(cache.layers, (batch, config.num_kv_heads, None, 2 * config.head_dim))
-        if not all(0 <= tap < config.num_layers for tap in taps):
-            raise ValueError(f"taps is {taps}; expected layer indices below {config.num_layers}")
+        run = range(config.num_layers) if layers is None else layers
+        if not all(0 <= index < config.num_layers for index in run) or len(set(run)) < len(run):
+            raise ValueError(f"layers is {layers}; expected different indices below {config.num_layers}")
+        if not {*taps} <= {*run, config.num_layers}:
+            raise ValueError(f"taps is {taps}; expected layers that run, or {config.num_layers}")
 
         x = self.embedding[...][jnp.clip(tokens, 0, config.vocab_size - 1)]
         x = constrain(x, HIDDEN)
         rope = rope_tables(positions, config, x.dtype)
-        inputs, fresh = [], []
-        for layer, cached in zip(self.layers, cache.layers, strict=True):
-            inputs.append(x)
-            x, entries = _apply(layer, x, cached, positions[:, 0], rope)
+        states, fresh = {}, []
+        for index in run:
+            states[index] = x
+            x, entries = _apply(self.layers[index], x, cache.layers[index], positions[:, 0], rope)
             fresh.append(entries)
+        states[config.num_layers] = x
+        tapped = tuple(states[tap] for tap in taps)
         hidden = rms_norm(x, self.final_norm[...], config.rms_norm_eps)
         chex.assert_shape(hidden, (batch, time, config.hidden_size))
+        if layers is not None:
+            return hidden, tapped, None
         # The last layer's attention must have read the cache before the block is written into it.
         hidden, pending = jax.lax.optimization_barrier((hidden, KVCache(layers=tuple(fresh))))
-        return hidden, tuple(inputs[tap] for tap in taps), pending
+        return hidden, tapped, pending
 
     def commit(self, cache: KVCache, pending: KVCache, lengths: jax.Array, count: jax.Array) -> KVCache:
         """Writes the block; the lengths hide the tokens that were not accepted."""

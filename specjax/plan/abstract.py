@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 
 from specjax.decoding import DecodeConfig, Decoder, DecodeState
-from specjax.drafts import Draft, Model, Ngram, NoDraft
+from specjax.drafts.names import draft_named
 from specjax.models.config import ModelConfig
 from specjax.models.dtype import resolve_dtype
 from specjax.models.transformer import Transformer
@@ -59,16 +59,18 @@ def abstract_decoder(
     """A decoder of shapes.
 
     Args:
-        target: as for `model_config`. draft: `"ngram"`, `"none"`, or likewise.
+        target: as for `model_config`. draft: as `draft_named` takes it, its model likewise.
         dtype: `"auto"`: bfloat16, on a CPU what is faster there.
 
     Raises:
         ValueError: a model cannot be read.
     """
     resolved = jnp.dtype("bfloat16") if dtype == "auto" and not on_cpu else resolve_dtype(dtype)
-    drafts: dict[str, Draft] = {"ngram": Ngram(), "none": NoDraft()}
-    chosen = drafts.get(draft) or Model(abstract_model(model_config(draft), resolved))
-    return Decoder(abstract_model(model_config(target), resolved), chosen, config)
+
+    def shapes_of(name: str) -> Transformer:
+        return abstract_model(model_config(name), resolved)
+
+    return Decoder(shapes_of(target), draft_named(draft, shapes_of), config)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,9 +135,11 @@ def full_state(state: DecodeState, request: Any, gamma: int) -> DecodeState:
     def rows(value: int) -> Any:
         return np.full(batch, value, np.int32)
 
-    draft = state.draft
-    if hasattr(draft, "length"):
-        draft = dataclasses.replace(draft, length=rows(longest - 1))
+    def lengths_known(path: Any, leaf: Any) -> Any:
+        """Of a draft's cache, which may be one of two."""
+        return rows(longest - 1) if _name(path[-1]) == "length" else leaf
+
+    draft = jax.tree_util.tree_map_with_path(lengths_known, state.draft)
     return dataclasses.replace(
         state,
         length=rows(longest),
@@ -165,7 +169,18 @@ def _shard_shape(leaf: Any) -> tuple[int, ...]:
 def cache_arrays(state: DecodeState) -> Iterator[Any]:
     """Arrays of the target's and the draft's cache."""
     yield from jax.tree.leaves(state.cache)
-    yield from jax.tree.leaves(getattr(state.draft, "cache", None))
+    yield from draft_cache_arrays(state)
+
+
+def draft_cache_arrays(state: DecodeState) -> Iterator[Any]:
+    """Arrays of the draft's cache, or of several drafts'."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state.draft):
+        if any(_name(key) == "cache" for key in path):
+            yield leaf
+
+
+def _name(key: Any) -> str | None:
+    return getattr(key, "name", None)
 
 
 def _leaf_bytes(leaf: Any) -> int:

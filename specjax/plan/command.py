@@ -48,7 +48,7 @@ class PlanCommand:
     model: str = ""
     """A directory with a config.json, or a .gguf file."""
     draft: str = "ngram"
-    """ngram, none, or likewise."""
+    """What guesses tokens, as for generate; a model likewise."""
     device: str = ""
     """cpu, h200, or a TPU with its topology: v5e:2x2, v5e:2x4, v6e:2x4, v5p:2x2x1; the pair file's first by
     default."""

@@ -23,6 +23,7 @@ from specjax.plan.abstract import (
     cache_arrays,
     device_bytes,
     device_shapes,
+    draft_cache_arrays,
     full_state,
     place,
     place_like,
@@ -160,7 +161,7 @@ class _Planner:
     def _memory(self, state: DecodeState, compiled: list[Compiled], refused: str | None) -> Memory:
         target, draft, processors = _weight_bytes(self.arguments.weights)
         target_cache = device_bytes(state.cache)
-        draft_cache = device_bytes(getattr(state.draft, "cache", None))
+        draft_cache = device_bytes(list(draft_cache_arrays(state)))
         held = target + draft + processors + device_bytes(state)
         padded = max((program.argument_bytes for program in compiled if program.name == "run"), default=held)
         return Memory(

@@ -150,12 +150,14 @@ class Draw:
 
     Attributes:
         tokens: int32[B].
-        log_law: float[B, V]; arbitrary where no law was asked for.
+        log_law: float[B, V], certain in greedy rows; arbitrary where no law was asked for.
+        belief: float[B, V], the same, but in greedy rows the log-softmax that the token is likeliest in.
         drawable: bool[B], from `drawable`; the token of another row means nothing.
     """
 
     tokens: jax.Array
     log_law: jax.Array
+    belief: jax.Array
     drawable: jax.Array
 
 
@@ -191,7 +193,8 @@ def draw(
         return best, jnp.zeros_like(processed)
 
     tokens, law = jax.lax.cond(law_needed, sample, take_likeliest)
-    return Draw(tokens, law, drawable(raw, processed))
+    belief = jnp.where(rows.greedy[:, None], jax.nn.log_softmax(processed, axis=-1), law)
+    return Draw(tokens, law, belief, drawable(raw, processed))
 
 
 def drawable(raw: jax.Array, processed: jax.Array) -> jax.Array:

@@ -7,12 +7,13 @@ from specjax.testing.enumeration import RuleOutcome, enumerate_rule, exact_law, 
 from specjax.testing.faults import FromLogits, Oracle
 from specjax.testing.perturbed import perturbed
 from specjax.testing.programs import assert_donated, assert_no_cache_copies, assert_one_compile
-from specjax.testing.table_lm import TableLM, sequence_law
+from specjax.testing.table_lm import LayeredTableLM, TableLM, sequence_law
 
 __all__ = [
     "CacheMismatchError",
     "CompileCount",
     "FromLogits",
+    "LayeredTableLM",
     "ModelContractError",
     "Oracle",
     "RuleOutcome",

@@ -13,10 +13,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from specjax.drafts import Proposal, RoundContext
+from specjax.drafts import Proposal, RoundContext, draw_tokens
+from specjax.drafts.base import Stateless
 from specjax.drafts.protocol import Carry
-from specjax.drafts.stateless import Stateless
-from specjax.sampling import Draw
 
 
 class Arrays(nnx.Module):
@@ -39,9 +38,6 @@ class _Prepared(Stateless):
 
     def without_module(self) -> Any:
         return type(self)(None)
-
-    def slots(self, gamma: int) -> int:
-        return gamma
 
 
 class Oracle(_Prepared):
@@ -99,16 +95,8 @@ class FromLogits(_Prepared):
     def propose(self, module: Any, carry: Carry, context: RoundContext) -> tuple[Proposal, Carry]:
         batch, gamma = context.length.shape[0], context.gamma
         logits = jnp.broadcast_to(module.logits[...], (batch, gamma, context.vocab_size))
-        everywhere = jnp.ones(batch, jnp.bool_)
 
-        def step(states: Any, inputs: tuple[jax.Array, jax.Array]) -> tuple[Any, Draw]:
-            slot, raw = inputs
-            drawn = context.draw(states, raw, slot)
-            return context.pipeline.advance(states, drawn.tokens, everywhere), drawn
+        def predict(state: Any, tokens: jax.Array, slot: jax.Array) -> tuple[jax.Array, Any]:
+            return jax.lax.dynamic_index_in_dim(logits, slot, axis=1, keepdims=False), state
 
-        slots = jnp.arange(gamma, dtype=jnp.int32)
-        _, drawn = jax.lax.scan(step, context.processor_states, (slots, logits.swapaxes(0, 1)))
-        drawn = jax.tree.map(lambda slotwise: slotwise.swapaxes(0, 1), drawn)
-        live = jnp.sum(jnp.cumprod(drawn.drawable, axis=1, dtype=jnp.int32), axis=1, dtype=jnp.int32)
-        failed = live < context.max_live
-        return Proposal(drawn.tokens, jnp.minimum(live, context.max_live), drawn.log_law, failed), carry
+        return draw_tokens(predict, (), context)[0], carry

@@ -43,11 +43,17 @@ class TableLM(nnx.Module):
         self, tokens: jax.Array, positions: jax.Array, cache: jax.Array, *, taps: tuple[int, ...] = ()
     ) -> tuple[jax.Array, tuple[jax.Array, ...], jax.Array]:
         """The hidden state is the logits themselves: float[B, T, V]."""
+        previous, pending = self._remember(tokens, positions, cache)
+        return self.table[...][previous, tokens], (), pending
+
+    def _remember(
+        self, tokens: jax.Array, positions: jax.Array, cache: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """The token before each of `tokens`, and the cache with the tokens in it."""
         write = jax.vmap(lambda row, new, start: jax.lax.dynamic_update_slice(row, new, (start,)))
         pending = write(cache, tokens.astype(cache.dtype), positions[:, 0])
         previous = jnp.take_along_axis(pending, jnp.maximum(positions - 1, 0), axis=1)
-        previous = jnp.where(positions > 0, previous, 0)
-        return self.table[...][previous, tokens], (), pending
+        return jnp.where(positions > 0, previous, 0), pending
 
     def commit(self, cache: Any, pending: jax.Array, lengths: jax.Array, count: jax.Array) -> jax.Array:
         """Entries beyond a row's length are never read before they are written again."""
@@ -55,6 +61,38 @@ class TableLM(nnx.Module):
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         return hidden
+
+
+class LayeredTableLM(TableLM):
+    """A `TableLM` of layers that can be named: each adds its own table to the logits.
+
+    The state that a layer is given, and that a tap returns, is the sum of the tables before it.
+
+    Attributes:
+        tables: float[L, V, V, V], of each layer. `table` is their sum.
+    """
+
+    def __init__(self, tables: Any, *, eos_ids: tuple[int, ...] = ()) -> None:
+        super().__init__(jnp.sum(jnp.asarray(tables), axis=0), eos_ids=eos_ids)
+        self.tables = nnx.Param(jnp.asarray(tables))
+        self.num_layers = self.tables.shape[0]
+
+    def __call__(
+        self,
+        tokens: jax.Array,
+        positions: jax.Array,
+        cache: jax.Array,
+        *,
+        taps: tuple[int, ...] = (),
+        layers: tuple[int, ...] | None = None,
+    ) -> tuple[jax.Array, tuple[jax.Array, ...], jax.Array]:
+        previous, pending = self._remember(tokens, positions, cache)
+        state, states = jnp.zeros((*tokens.shape, self.vocab_size), self.table.dtype), {}
+        for index in range(self.num_layers) if layers is None else layers:
+            states[index] = state
+            state = state + self.tables[...][index, previous, tokens]
+        states[self.num_layers] = state
+        return state, tuple(states[tap] for tap in taps), pending
 
 
 def sequence_law(log_probs: Any, prompt: tuple[int, ...], length: int) -> np.ndarray:

@@ -12,6 +12,8 @@ import jax
 import tyro
 
 from specjax.decoding import power_widths
+from specjax.drafts.names import looks_at_text_alone
+from specjax.policies import policy_named
 from specjax.sampling import Sampling
 from specjax.text.prompts import BadLine, Prompt, read_jsonl
 
@@ -109,9 +111,21 @@ class DecodingFlags(PromptFlags):
 
     gamma: int = 4
     """Draft tokens in each round, at most."""
+    policy: str = "fixed"
+    """How many of them are proposed: fixed (all), confidence:0.4 or entropy:1 (while the draft is that sure),
+    adaptive (what has paid so far, in each row), or batch-adaptive (for all rows together)."""
 
 
-def round_widths(drafts: Sequence[str], gamma: int) -> tuple[int, ...]:
-    """Widths of rounds that pay: n-grams often propose little, and a CPU pays for every token scored."""
-    pays = jax.default_backend() == "cpu" and all(draft == "ngram" for draft in drafts)
-    return power_widths(gamma) if pays else ()
+def round_widths(drafts: Sequence[str], gamma: int, policy: str = "fixed") -> tuple[int, ...]:
+    """Widths of rounds that pay: searches often propose little, and a CPU pays for every token scored.
+
+    Raises:
+        ValueError: there is no such policy.
+    """
+    if policy_named(policy).may_sit_out and gamma:
+        widths = (1, *power_widths(gamma))
+    elif policy != "fixed" or all(map(looks_at_text_alone, drafts)):
+        widths = power_widths(gamma)
+    else:
+        widths = ()
+    return widths if jax.default_backend() == "cpu" else ()

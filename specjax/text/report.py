@@ -52,6 +52,7 @@ class Report:
     draft: str
     gamma: int
     rule: str = "auto"
+    policy: str = "fixed"
     verify_widths: tuple[int, ...] = ()
     draft_failure: str | None = None
     compile_seconds: float = 0.0
@@ -93,6 +94,7 @@ class Report:
             "gamma": self.gamma,
             "verify_widths": self.verify_widths,
             "rule": self.rule,
+            "policy": self.policy,
             "prompts": len(self.entries),
             "bad_lines": [dataclasses.asdict(line) for line in self.bad_lines],
             **dataclasses.asdict(total),
@@ -126,6 +128,8 @@ class Report:
     def notes(self) -> list[str]:
         """Lines that belong under the table."""
         settings = [f"draft {self.draft}", f"gamma {self.gamma}", f"rule {self.rule}"]
+        if self.policy != "fixed":
+            settings.append(f"policy {self.policy}")
         if self.verify_widths:
             settings.append(f"verify widths also {', '.join(map(str, self.verify_widths))}")
         lines = [f"model {self.model}, {self.dtype}; {', '.join(settings)}"]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 
 from specjax.decoding import DecodeConfig, Decoder, Stop
-from specjax.drafts import Draft, Model, Ngram, NoDraft
+from specjax.drafts import Draft, NoDraft
+from specjax.drafts.names import draft_named
 from specjax.models.load import LanguageModel, load
 from specjax.sampling import Sampling
 from specjax.text.comparison import Ways, compare
@@ -30,7 +32,8 @@ class Settings:
     """What all prompts of a run share.
 
     Attributes:
-        draft: `"ngram"`, `"none"`, or what `specjax.load` takes.
+        draft: as `draft_named` takes it.
+        policy: as in `config`, by its name.
         plain_on_draft_failure: decode plainly where the draft cannot be used, instead of refusing to.
         repeats: how often each way of decoding is measured for a comparison; 0 compares nothing.
     """
@@ -38,6 +41,7 @@ class Settings:
     model: str
     dtype: str
     draft: str
+    policy: str
     config: DecodeConfig
     sampling: Sampling
     stop_texts: tuple[str, ...] = ()
@@ -122,13 +126,14 @@ class Session:
     def _load_draft(self) -> tuple[Draft, str | None]:
         """The draft and None, or no draft and what was wrong with the one that was asked for."""
         settings = self._settings
-        simple: dict[str, Draft] = {"ngram": Ngram(), "none": NoDraft()}
-        if settings.draft in simple:
-            return simple[settings.draft], None
+
+        def load_model(name: str) -> Any:
+            with status(self._console, f"loading the draft {name} ..."):
+                return load(name, dtype=settings.dtype).model
+
         try:
-            with status(self._console, f"loading the draft {settings.draft} ..."):
-                draft = Model(load(settings.draft, dtype=settings.dtype).model)
-            Decoder(self._lm.model, draft, self._config)  # compares the vocabularies
+            draft = draft_named(settings.draft, load_model)
+            Decoder(self._lm.model, draft, self._config)  # compares vocabularies, or counts layers
         except (ValueError, RuntimeError, ImportError, OSError) as error:
             if not settings.plain_on_draft_failure:
                 raise DraftError(f"cannot use the draft {settings.draft}: {error}") from error
@@ -178,6 +183,7 @@ class Session:
             draft="none" if plain else settings.draft,
             gamma=0 if plain else self._config.gamma,
             rule=self._config.rule,
+            policy=settings.policy,
             verify_widths=() if plain else self._config.verify_widths,
             draft_failure=self._draft_failure,
         )

@@ -7,13 +7,15 @@ import itertools
 import pathlib
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import tyro
 from rich.console import Console
 
 from specjax.decoding import DecodeConfig, Stop
 from specjax.decoding.arguments import make_request
-from specjax.drafts import Draft, Model, Ngram
+from specjax.drafts import Draft
+from specjax.drafts.names import check_name, draft_named
 from specjax.models.load import LanguageModel, load
 from specjax.pairs import Pair, write_pair
 from specjax.text.flags import PromptFlags, UsageError, round_widths
@@ -42,7 +44,7 @@ class Tune(PromptFlags):
     """
 
     draft: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """What guesses tokens, once or more: ngram (the default), or a model with the same tokenizer."""
+    """What guesses tokens, once or more: ngram (the default), or any other draft that generate takes."""
     gammas: tuple[int, ...] = (2, 4, 8)
     """Draft tokens in each round that are tried."""
     batch: tuple[int, ...] = (1,)
@@ -116,6 +118,8 @@ class Tune(PromptFlags):
                 raise ValueError(f"--{name} is {getattr(self, name)}; expected at least {least}")
         if "none" in self.draft or len(set(self.draft)) != len(self.draft):
             raise ValueError(f"--draft is {self.draft}; expected different drafts, without none")
+        for draft in self.draft:
+            check_name(draft)
         make_request(1, self._config, _ANY_VOCABULARY, self.sampling(), None, Stop(), ())
         for path in (self.out, self.json, self.figure):
             if path is not None and not path.parent.is_dir():
@@ -162,12 +166,13 @@ class Tune(PromptFlags):
         return Effort(repeats=self.repeats)
 
     def _draft(self, name: str, lm: LanguageModel, console: Console) -> Draft:
-        if name == "ngram":
-            return Ngram()
-        if name == self.model:
-            return Model(lm.model)
-        with status(console, f"loading the draft {name} ..."):
-            return Model(load(name, dtype=self.dtype).model)
+        def load_model(name: str) -> Any:
+            if name == self.model:
+                return lm.model
+            with status(console, f"loading the draft {name} ..."):
+                return load(name, dtype=self.dtype).model
+
+        return draft_named(name, load_model)
 
     def _write(self, tuning: Tuning) -> None:
         if self.json is not None:

@@ -21,7 +21,7 @@ from specjax.bench.timing import Arm, interleave
 from specjax.decoding import DecodeConfig, DecodeState
 from specjax.decoding.program import Program
 from specjax.decoding.round import decode_round, round_context, round_noise
-from specjax.drafts import Draft, NoDraft
+from specjax.drafts import Draft, NoDraft, Outcome, Proposal
 from specjax.sampling import likeliest
 
 # Of a program, the target, the draft's module and a state: the state after one step.
@@ -113,15 +113,35 @@ def _score(width: int, program: Program, target: Any, module: Any, state: Decode
 
 
 def _propose(program: Program, target: Any, module: Any, state: DecodeState) -> DecodeState:
-    context = round_context(program, state, round_noise(program, state))
+    context = round_context(program, target, state, round_noise(program, state))
     proposal, carry = program.draft.propose(module, state.draft, context)
     tokens = proposal.tokens
     if proposal.log_q is not None:
         # Acceptance reads the law at the tokens; unread, it might not be stored.
         read = jnp.take_along_axis(proposal.log_q, tokens[..., None], axis=-1)[..., 0]
         tokens = jnp.where(jnp.isnan(read), 0, tokens)
-    carry = program.draft.commit(module, carry, proposal, jnp.zeros_like(state.length), state.length)
+    carry = program.draft.commit(module, carry, proposal, _rejected(program, target, state, proposal))
     return dataclasses.replace(state, tokens=_set_behind(state, tokens), draft=carry, round=state.round + 1)
+
+
+def _rejected(program: Program, target: Any, state: DecodeState, proposal: Proposal) -> Outcome:
+    """The outcome of a round that accepts nothing, and whose own token is taken back at once."""
+    batch, gamma = proposal.tokens.shape
+    tokens = jax.ShapeDtypeStruct((batch, gamma + 1), jnp.int32)
+    score = functools.partial(target, taps=program.draft.taps)
+    _, features, _ = jax.eval_shape(score, tokens, tokens, state.cache)
+    block = jnp.zeros((batch, gamma + 1), jnp.int32)
+    nothing = jnp.zeros_like(state.length)
+    return Outcome(
+        scored=block,
+        live=proposal.live,
+        accepted=nothing,
+        emitted=block,
+        count=nothing,
+        length=state.length,
+        features=jax.tree.map(lambda feature: jnp.zeros(feature.shape, feature.dtype), features),
+        logits=jnp.zeros((batch, gamma + 1, program.vocab_size), jnp.float32),
+    )
 
 
 def _plain_round(program: Program, target: Any, module: Any, state: DecodeState) -> DecodeState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -11,7 +12,7 @@ import pytest
 from flax import nnx
 
 import specjax
-from specjax.drafts import Model, Ngram, NoDraft
+from specjax.drafts import Fallback, LayerSkip, Model, Ngram, NoDraft, Recycling
 from specjax.models.transformer import Transformer
 from specjax.plan.abstract import abstract_model
 from tests.tiny_llama import CONFIG
@@ -21,7 +22,13 @@ V = CONFIG.vocab_size
 DECODING = specjax.DecodeConfig(max_new_tokens=NEW, gamma=GAMMA, logprobs=True)
 
 TARGET = abstract_model(CONFIG, "float32")
-DRAFTS = {"none": NoDraft(), "ngram": Ngram(), "model": Model(abstract_model(CONFIG, "float32"))}
+DRAFTS = {
+    "none": NoDraft(),
+    "ngram": Ngram(),
+    "model": Model(abstract_model(CONFIG, "float32")),
+    "layers": LayerSkip((1,)),
+    "either": Fallback(Recycling(), Model(abstract_model(CONFIG, "float32"))),
+}
 
 
 def shapes(tree):
@@ -46,7 +53,10 @@ def test_decode(kind):
     def decode(weights, prompts, lengths):
         target, module = nnx.merge(graphdef, weights)
         used = Model(module) if kind == "model" else draft
-        return specjax.decode(target, prompts, lengths, draft=used, config=DECODING)
+        if kind == "either":
+            used = Fallback(draft.first, Model(module[1]))
+        config = dataclasses.replace(DECODING, policy="adaptive" if kind == "either" else "entropy")
+        return specjax.decode(target, prompts, lengths, draft=used, config=config)
 
     ints = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
     check_result(jax.eval_shape(decode, weights, ints((B, P)), ints((B,))), draft.slots(GAMMA))

@@ -8,9 +8,9 @@ import pytest
 from scipy import stats
 
 import specjax
-from specjax.drafts import Model, Ngram, NoDraft
+from specjax.drafts import Fallback, LayerSkip, Model, Ngram, NoDraft, Recycling
 from specjax.sampling import Automaton
-from specjax.testing.table_lm import TableLM, sequence_law
+from specjax.testing.table_lm import LayeredTableLM, TableLM, sequence_law
 from tests.reference import softmax, table_log_law
 
 SAMPLES = 65_536
@@ -19,11 +19,14 @@ VOCAB = 5
 PROMPT = (3, 1, 4, 3, 1)
 LEVEL = 1e-5  # of one test; false alarms of the whole file stay below one in a thousand
 
+SLOW = pytest.mark.slow
 # The block rule looks at most things; the others share what is around it.
-EVERY_RULE = ("block", *(pytest.param(rule, marks=pytest.mark.slow) for rule in ("token", "coupled")))
+EVERY_RULE = ("block", *(pytest.param(rule, marks=SLOW) for rule in ("token", "coupled")))
 
-TARGET = TableLM.random(VOCAB, seed=0)
 DRAFT = TableLM.random(VOCAB, seed=1)
+# Its first layer is the draft, so that there are layers to skip.
+TABLES = np.stack([DRAFT.table[...], TableLM.random(VOCAB, seed=0).table[...] - DRAFT.table[...]])
+TARGET = LayeredTableLM(TABLES)
 
 FILTERS = {
     "none": {},
@@ -98,7 +101,7 @@ TEMPERATURES, GAMMAS = (0.3, 1.0, 2.0), (2, 1, 4)
             gamma,
             temperature,
             filters,
-            marks=() if gamma == 2 and temperature == TEMPERATURES[index % 3] else pytest.mark.slow,
+            marks=() if gamma == 2 and temperature == TEMPERATURES[index % 3] else SLOW,
         )
         for gamma in GAMMAS
         for temperature in TEMPERATURES
@@ -113,19 +116,36 @@ def test_model_draft_keeps_the_law(gamma, temperature, filters):
     assert np.sum(out.stats.accepted) < np.sum(out.stats.drafted)
 
 
+# A search for two tokens, and where they are new, the first layer as far as it is sure.
+MIXED = Fallback(Ngram(min_match=2), LayerSkip((0,)))
+OTHER_DRAFTS = {
+    "none": NoDraft(),
+    "wide": NoDraft(2),
+    "ngram": Ngram(),
+    "self": Model(TARGET),
+    "layers": LayerSkip((0,)),
+    "recycling": Recycling(),
+    "ngram or model": Fallback(Ngram(min_match=2), Model(DRAFT)),
+}
+POLICIES = ("fixed", "confidence:0.5", "entropy:1", "adaptive", "batch-adaptive")
+
+
 @pytest.mark.parametrize(
-    "draft, widths",
+    "draft, config",
     (
-        pytest.param(NoDraft(), (), id="none", marks=pytest.mark.slow),
-        pytest.param(NoDraft(2), (), id="wide", marks=pytest.mark.slow),
-        pytest.param(Ngram(), (), id="ngram", marks=pytest.mark.slow),
-        pytest.param(Ngram(), (2,), id="ngram of two widths"),
-        pytest.param(Model(TARGET), (), id="self", marks=pytest.mark.slow),
+        pytest.param(Ngram(), {"verify_widths": (2,)}, id="ngram of two widths"),
+        pytest.param(MIXED, {"rule": "block", "policy": "confidence:0.5"}, id="ngram or sure layers"),
+        *(
+            pytest.param(draft, {"rule": rule, "policy": policy}, id=f"{name}-{rule}-{policy}", marks=SLOW)
+            for name, draft in OTHER_DRAFTS.items()
+            for rule in ("token", "block", "coupled")
+            for policy in (POLICIES if draft.slots(2) else POLICIES[:1])
+        ),
     ),
 )
-def test_other_drafts_keep_the_law(draft, widths):
+def test_other_drafts_keep_the_law(draft, config):
     settings = {"temperature": 1.0, **FILTERS["all"]}
-    outcomes, _ = draw(draft, 2, settings, verify_widths=widths)
+    outcomes, _ = draw(draft, 2, settings, **config)
     assert p_value(outcomes, settings) > LEVEL
 
 
@@ -151,7 +171,7 @@ def constrained(law):
 LONG_TEXTS = [
     ("block", 3, "automaton", SAMPLES),
     *(
-        pytest.param(*case, 400_000, marks=pytest.mark.slow)
+        pytest.param(*case, 400_000, marks=SLOW)
         for case in itertools.product(
             ("token", "block", "coupled"), (1, 2, 3, 4), ("none", "frequency", "automaton")
         )
@@ -184,7 +204,7 @@ def test_a_self_draft_is_always_accepted(rule):
 
 
 @pytest.mark.parametrize(
-    "vocab_size", (VOCAB - 2, *(pytest.param(size, marks=pytest.mark.slow) for size in (VOCAB, VOCAB + 2)))
+    "vocab_size", (VOCAB - 2, *(pytest.param(size, marks=SLOW) for size in (VOCAB, VOCAB + 2)))
 )
 def test_acceptance_is_what_the_laws_have_in_common(vocab_size):
     """A draft token that follows accepted ones is accepted with probability sum_x min(p, q) = 1 - TV.
@@ -284,7 +304,7 @@ def test_a_target_that_breaks_down_midway_keeps_the_law_of_what_came_before(rule
     assert stats.chisquare(counts[possible], law.ravel()[possible] * SAMPLES).pvalue > LEVEL
 
 
-@pytest.mark.slow
+@SLOW
 @pytest.mark.parametrize("rule", EVERY_RULE[:2])
 def test_a_token_behind_which_the_target_breaks_down_keeps_its_probability(rule):
     """The draft proposes token 0 far too often, and nothing can be drawn after it.

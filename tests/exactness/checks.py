@@ -4,6 +4,7 @@ A seed chooses models, prompts, settings and noise, all of them traced: one prog
 go through public functions alone. `CHECKS` holds them by name.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -13,7 +14,8 @@ from scipy import stats
 
 import specjax
 from specjax import FinishReason
-from specjax.drafts import Model
+from specjax.drafts import Fallback, Model, Ngram
+from specjax.policies import Adaptive, Confidence
 from specjax.sampling import Noise
 from specjax.testing import (
     FromLogits,
@@ -81,7 +83,6 @@ LAW_SETTINGS = {"temperature": TEMPERATURE, "top_p": 0.95}
 TARGET_LAW = ((0.78, 0.09, 0.13), (0.50, 0.10, 0.40), (0.02, 0.65, 0.33))
 DRAFT_LAW = ((0.80, 0.09, 0.11), (0.74, 0.20, 0.06), (np.nan, np.nan, np.nan))
 LAW = config(max_new_tokens=4, gamma=3, rule="block")
-LAW_PROMPT = (0, 1)
 LAW_SAMPLES = 2560
 
 
@@ -92,23 +93,22 @@ def law_model(law, seed):
 
 
 @functools.cache
-def expected_law(seed):
+def expected_law(seed, prompt):
     table = np.asarray(law_model(TARGET_LAW, seed).table[...])
-    log_law = reference.table_log_law(table, LAW_SETTINGS, LAW_PROMPT)
-    return sequence_law(log_law, LAW_PROMPT, LAW.max_new_tokens)
+    return sequence_law(reference.table_log_law(table, LAW_SETTINGS, prompt), prompt, LAW.max_new_tokens)
 
 
-def check_law(seed):
+def check_joint_law(seed, prompt, draft, config):
     """Sampled texts have the target's joint law, by chi-square."""
     out = specjax.generate(
         law_model(TARGET_LAW, seed),
-        np.tile(np.array(LAW_PROMPT, np.int32), (LAW_SAMPLES, 1)),
-        np.full(LAW_SAMPLES, len(LAW_PROMPT)),
-        draft=Model(law_model(DRAFT_LAW, 1000 + seed)),
-        config=LAW,
+        np.tile(np.array(prompt, np.int32), (LAW_SAMPLES, 1)),
+        np.full(LAW_SAMPLES, len(prompt)),
+        draft=draft,
+        config=config,
         sampling=specjax.Sampling(seed=seed * LAW_SAMPLES, **LAW_SETTINGS),
     )
-    law = expected_law(seed)
+    law = expected_law(seed, prompt)
     places = 3 ** np.arange(LAW.max_new_tokens - 1, -1, -1)
     counts = np.bincount(np.asarray(out.tokens) @ places, minlength=law.size)
     assert counts[law == 0].sum() == 0, "a text that the target never says"
@@ -120,6 +120,25 @@ def check_law(seed):
     kept = expected > 0
     p_value = stats.chisquare(observed[kept], expected[kept]).pvalue
     assert p_value > 1e-6, f"a p-value of {p_value:.3g}"
+
+
+def check_law(seed):
+    """With a model as draft."""
+    check_joint_law(seed, (0, 1), Model(law_model(DRAFT_LAW, 1000 + seed)), LAW)
+
+
+# The model is sure enough after token 0, not after token 1.
+MIXED = dataclasses.replace(LAW, policy=Confidence(0.77))
+
+
+def check_mixed_drafts(seed):
+    """With a search for the last token, and where that is new a model, as long as it is sure.
+
+    The last token of one prompt is new, that of the other is not; later rounds do as the text has it.
+    """
+    draft = Fallback(Ngram(), Model(law_model(DRAFT_LAW, 1000 + seed)))
+    for prompt in ((1, 0), (0, 0)):
+        check_joint_law(seed, prompt, draft, MIXED)
 
 
 VOCAB, GAMMA, WIDTH, NEW = 7, 3, 5, 12
@@ -242,7 +261,7 @@ def check_neighbours(seed):
             tokens[order],
             lengths[order],
             draft=FromLogits.of(logits),
-            config=config(max_new_tokens=NEW, gamma=GAMMA),
+            config=config(max_new_tokens=NEW, gamma=GAMMA, policy=Adaptive(memory=0.5)),
             sampling=specjax.Sampling(temperature=1.0, seed=seeds[order]),
             stop=specjax.Stop(max_new_tokens=budgets[order]),
         )
@@ -291,6 +310,7 @@ CHECKS = {
     "token rule": functools.partial(check_rule, "token"),
     "block rule": functools.partial(check_rule, "block"),
     "law": check_law,
+    "mixed drafts": check_mixed_drafts,
     "greedy": check_greedy,
     "coupled": check_coupled,
     "neighbours": check_neighbours,

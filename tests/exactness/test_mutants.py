@@ -19,7 +19,8 @@ import pytest
 from specjax.decoding import loop
 from specjax.decoding import round as rounds
 from specjax.decoding.config import FinishReason
-from specjax.drafts import Model, protocol
+from specjax.decoding.state import where_rows
+from specjax.drafts import Fallback, Model, fallback, protocol
 from specjax.sampling import Noise, Pipeline, pipeline
 from specjax.testing import TableLM
 from specjax.verify import RULES, block, token
@@ -156,6 +157,26 @@ def propose_the_likeliest(draw, *args, **kwargs):
     return dataclasses.replace(drawn, tokens=jnp.argmax(drawn.log_law, axis=-1).astype(jnp.int32))
 
 
+def believe_in_the_token_drawn(draw, *args, **kwargs):
+    """A policy then stops at an unlikely token, not at a law that is unsure."""
+    drawn = draw(*args, **kwargs)
+    belief = jnp.take_along_axis(drawn.log_law, drawn.tokens[:, None], axis=-1)
+    return dataclasses.replace(drawn, belief=jnp.broadcast_to(belief, drawn.belief.shape))
+
+
+def fall_back_after_sampling(propose, draft, module, carry, context):
+    """Takes what the model drew where that is likely, though the search has found something."""
+    proposal, new = propose(draft, module, carry, context)
+    second, _ = draft.second.propose(module[1], carry.second, context)
+    log_q = jnp.take_along_axis(second.log_q[:, 0], second.tokens[:, :1], axis=-1)[:, 0]
+    return where_rows(log_q > jnp.log(0.5), second, proposal), new
+
+
+def take_the_models_law(certain, tokens, law):
+    """For tokens that the model has not drawn."""
+    return law
+
+
 def drop_failed_blocks(propose, *args):
     proposal, carry = propose(*args)
     return dataclasses.replace(proposal, live=jnp.where(proposal.failed, 0, proposal.live)), carry
@@ -168,15 +189,15 @@ def drop_unlikely_tokens(propose, *args):
     return dataclasses.replace(proposal, live=jnp.minimum(proposal.live, confident)), carry
 
 
-def count_the_last_draft_token(commit, draft, module, carry, proposal, accepted, new_length):
+def count_the_last_draft_token(commit, draft, module, carry, proposal, outcome):
     """It was proposed, but never fed."""
-    length = jnp.minimum(carry.length + accepted, new_length - 1)
+    length = jnp.minimum(carry.length + outcome.accepted, outcome.length - 1)
     return dataclasses.replace(carry, length=length)
 
 
-def count_a_rejected_token(commit, draft, module, carry, proposal, accepted, new_length):
-    committed = commit(draft, module, carry, proposal, accepted, new_length)
-    return dataclasses.replace(committed, length=committed.length + (accepted < proposal.live))
+def count_a_rejected_token(commit, draft, module, carry, proposal, outcome):
+    committed = commit(draft, module, carry, proposal, outcome)
+    return dataclasses.replace(committed, length=committed.length + (outcome.accepted < proposal.live))
 
 
 # Processing.
@@ -285,6 +306,11 @@ MUTANTS = {
         "greedy draft with the q of a sampled one": [(protocol, "draw", propose_the_likeliest)],
         "failed block dropped as a whole": [(Model, "propose", drop_failed_blocks)],
         "unlikely tokens not proposed": [(Model, "propose", drop_unlikely_tokens)],
+    },
+    "mixed drafts": {
+        "policy that looks at the token drawn": [(protocol, "draw", believe_in_the_token_drawn)],
+        "fallback decided after sampling": [(Fallback, "propose", fall_back_after_sampling)],
+        "law of the other draft": [(fallback, "_certain", take_the_models_law)],
     },
     "greedy": {
         "drafts kept after a rejection": [(greedy_module, "verify_greedy", accept_every_token)],

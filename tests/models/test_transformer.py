@@ -53,7 +53,7 @@ def checkpoint(config, seed=0):
 
 
 def reference(config, tensors, tokens):
-    """Inputs of every layer and the logits, float64, one row, no cache: the model as papers write it."""
+    """Inputs of every layer and of the final norm, and the logits, float64, no cache: as papers write it."""
     tensors = {name: tensor.astype(np.float64) for name, tensor in tensors.items()}
     time, width = len(tokens), config.head_dim
 
@@ -89,6 +89,7 @@ def reference(config, tensors, tokens):
         n = norm(x, f"{layer}post_attention_layernorm.weight")
         gate, up = (n @ tensors[f"{layer}mlp.{name}_proj.weight"].T for name in ("gate", "up"))
         x = x + (gate / (1 + np.exp(-gate)) * up) @ tensors[f"{layer}mlp.down_proj.weight"].T
+    inputs.append(x)
     head = tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"])
     return inputs, norm(x, "model.norm.weight") @ head.T
 
@@ -101,9 +102,10 @@ def from_zero(tokens):
     return jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
 
 
-@nnx.jit(static_argnames=("capacity", "taps"))
-def score(model, tokens, capacity, taps=()):
-    hidden, tapped, _ = model(tokens, from_zero(tokens), model.init_cache(len(tokens), capacity), taps=taps)
+@nnx.jit(static_argnames=("capacity", "taps", "layers"))
+def score(model, tokens, capacity, taps=(), layers=None):
+    cache = model.init_cache(len(tokens), capacity)
+    hidden, tapped, _ = model(tokens, from_zero(tokens), cache, taps=taps, layers=layers)
     return model.logits(hidden), tapped
 
 
@@ -117,12 +119,39 @@ def llama():
 def test_logits_and_taps_equal_the_reference(config):
     tensors, tokens = checkpoint(config), random_tokens(2, 9)
     model = Transformer.from_weights(config, tensors.__getitem__, jnp.float32)
-    logits, tapped = score(model, tokens, capacity=16, taps=(2, 0))
+    logits, tapped = score(model, tokens, capacity=16, taps=(2, 0, 3))
     for row in range(2):
         inputs, expected = reference(config, tensors, tokens[row])
         np.testing.assert_allclose(logits[row], expected, atol=2e-4 * np.abs(expected).max())
         np.testing.assert_allclose(tapped[0][row], inputs[2], atol=2e-4 * np.abs(inputs[2]).max())
         np.testing.assert_allclose(tapped[1][row], inputs[0], rtol=1e-6)
+        np.testing.assert_allclose(tapped[2][row], inputs[3], atol=2e-4 * np.abs(inputs[3]).max())
+
+
+def test_some_layers_in_an_order_equal_a_model_of_those_layers():
+    tensors, tokens = checkpoint(LLAMA), random_tokens(1, 9)
+    model = Transformer.from_weights(LLAMA, tensors.__getitem__, jnp.float32)
+    logits, [tapped] = score(model, tokens, capacity=16, taps=(0,), layers=(2, 0))
+    fewer = {name: tensor for name, tensor in tensors.items() if "layers." not in name}
+    for new, old in enumerate((2, 0)):
+        for name in tensors:
+            if name.startswith(f"model.layers.{old}."):
+                fewer[name.replace(f".{old}.", f".{new}.")] = tensors[name]
+    inputs, expected = reference(dataclasses.replace(LLAMA, num_layers=2), fewer, tokens[0])
+    np.testing.assert_allclose(logits[0], expected, atol=2e-4 * np.abs(expected).max())
+    np.testing.assert_allclose(tapped[0], inputs[1], atol=2e-4 * np.abs(inputs[1]).max())
+
+
+def test_each_of_some_layers_reads_its_own_cache(llama):
+    tokens = random_tokens(2, 6)
+    first, rest = tokens[:, :4], tokens[:, 4:]
+    cache, start = llama.init_cache(2, 8), jnp.zeros(2, jnp.int32)
+    _, _, pending = llama(first, from_zero(first), cache)
+    cache = llama.commit(cache, pending, start, start + 4)
+    whole, _, _ = llama(rest, 4 + from_zero(rest), cache)
+    all_layers, _, nothing = llama(rest, 4 + from_zero(rest), cache, layers=(0, 1, 2))
+    np.testing.assert_array_equal(all_layers, whole)
+    assert nothing is None
 
 
 @pytest.mark.parametrize("capacity", [8, 1024])
@@ -255,7 +284,12 @@ def test_a_step_in_a_loop_copies_no_cache(dtype, batch, time, capacity):
 def test_bad_calls_are_refused_while_tracing(llama):
     tokens, cache = random_tokens(2, 3), llama.init_cache(2, 8)
     with pytest.raises(ValueError, match="taps"):
-        llama(tokens, from_zero(tokens), cache, taps=(3,))
+        llama(tokens, from_zero(tokens), cache, taps=(4,))
+    with pytest.raises(ValueError, match=r"taps is \(1,\); expected layers that run, or 3"):
+        llama(tokens, from_zero(tokens), cache, taps=(1,), layers=(0, 2))
+    for layers in ((3,), (0, 0)):
+        with pytest.raises(ValueError, match="expected different indices below 3"):
+            llama(tokens, from_zero(tokens), cache, layers=layers)
     with pytest.raises(AssertionError):
         llama(tokens, from_zero(tokens)[:, :2], cache)
     with pytest.raises(AssertionError):

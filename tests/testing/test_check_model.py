@@ -10,7 +10,7 @@ from flax import nnx
 from specjax.models.config import ModelConfig
 from specjax.models.transformer import Transformer
 from specjax.testing.check_model import ModelContractError, check_model
-from specjax.testing.table_lm import TableLM
+from specjax.testing.table_lm import LayeredTableLM
 
 CONFIG = ModelConfig(
     vocab_size=31,
@@ -85,8 +85,8 @@ class SeesTheFuture(Recurrence):
 
 
 class IgnoresPositions(Transformer):
-    def __call__(self, tokens, positions, cache, *, taps=()):
-        return super().__call__(tokens, jnp.broadcast_to(positions[:1], positions.shape), cache, taps=taps)
+    def __call__(self, tokens, positions, cache, **settings):
+        return super().__call__(tokens, jnp.broadcast_to(positions[:1], positions.shape), cache, **settings)
 
 
 class MixesRows(Recurrence):
@@ -125,6 +125,17 @@ class NoTaps(Recurrence):
         return super().__call__(tokens, positions, cache)
 
 
+class SaysLayers(Recurrence):
+    num_layers = 2
+
+
+class TapsNothing(Recurrence):
+    num_layers = 2
+
+    def __call__(self, tokens, positions, cache, *, taps=(), layers=None):
+        return super().__call__(tokens, positions, cache)
+
+
 class ReturnsLogitsOnly(Recurrence):
     def __call__(self, tokens, positions, cache, *, taps=()):
         return super().__call__(tokens, positions, cache, taps=taps)[0]
@@ -136,7 +147,9 @@ def test_transformer_conforms(dtype):
     check_model(Transformer(CONFIG, dtype=dtype, rngs=nnx.Rngs(0)), **CHECK)
 
 
-@pytest.mark.parametrize("make", [Recurrence, lambda: TableLM.random(5, seed=0)])
+@pytest.mark.parametrize(
+    "make", [Recurrence, lambda: LayeredTableLM(jax.random.normal(jax.random.key(0), (2, 5, 5, 5)))]
+)
 def test_other_caches_conform(make):
     check_model(make(), batch=3, **CHECK)
 
@@ -156,6 +169,8 @@ def test_other_caches_conform(make):
         (NarrowLogits, "logits", "12"),
         (GrowsItsCache, "commit", "float32"),
         (NoTaps, "__call__", "TypeError"),
+        (SaysLayers, "__call__", "unexpected keyword argument 'layers'"),
+        (TapsNothing, "__call__", "(ShapeDtypeStruct(shape=(2, 4, 8)"),
         (ReturnsLogitsOnly, "__call__", "PyTreeDef"),
     ],
 )

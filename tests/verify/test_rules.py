@@ -89,6 +89,25 @@ def test_a_point_mass_may_come_from_anywhere(rule):
     assert error(rule, random_law(0), random_law(1), point_mass=True) < 1e-12
 
 
+def certain(law, where=lambda prefix: True):
+    """A law that is certain of its likeliest token after some prefixes, such as that of an n-gram draft."""
+    return lambda prefix: np.eye(3)[np.argmax(law(prefix))] if where(prefix) else law(prefix)
+
+
+@RULES
+def test_laws_that_are_certain_in_places(rule):
+    for seed in range(10):
+        draft = certain(random_law(100 + seed), where=lambda prefix: sum(prefix) % 2 == 0)
+        assert error(rule, random_law(seed), draft) < 1e-12, seed
+
+
+def test_of_certain_laws_the_block_rule_accepts_what_the_token_rule_does():
+    for seed in range(10):
+        target, draft = random_law(seed), certain(random_law(100 + seed))
+        token, block = (enumerate_rule(rule, target, draft, 2) for rule in (verify_token, verify_block))
+        np.testing.assert_allclose(block.expected_accepted, token.expected_accepted, rtol=1e-12)
+
+
 def test_the_published_example():
     """Sun et al., section 3: expected accepted tokens 10/9 and 11/9."""
     target, draft = constant(1, 2), constant(2, 1)
