@@ -75,6 +75,7 @@ def test_directories_are_relative_to_the_file(tmp_path, monkeypatch):
             "capacity is 600; expected at least .*, 640",
         ),
         ('target = "a"\nmesh = 8', "mesh is 8; expected axis names"),
+        ('target = "a"\nmesh = { modle = 8 }', "mesh has the axes modle; expected data, model or both"),
         ('target = "a"\nmesh = { model = 0 }', "mesh is {'model': 0}; expected axis names"),
         ('target = "a"\ndevices = "v5e"', "devices is 'v5e'; expected names"),
         ('target = "a"\nspeculate = "no"', "speculate is 'no'; expected true or false"),

@@ -53,7 +53,7 @@ class PlanCommand:
     """cpu, h200, or a TPU with its topology: v5e:2x2, v5e:2x4, v6e:2x4, v5p:2x2x1; the pair file's first by
     default."""
     mesh: dict[str, int] = dataclasses.field(default_factory=dict)
-    """Devices along each axis, such as: model 8."""
+    """Devices along each axis, such as: model 8. Rows are split over data, weights and caches over model."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the weights."""
     gamma: int = 4
