@@ -261,12 +261,11 @@ class _Planner:
         executable, seconds = self._compile(f"one pass: {name}", function, weights, unknown)
         # Of a cache, half is left to a result: what it was made of passes through too.
         moved = traffic.count(module.parse(executable), self.published.cache_bytes / 2)
-        devices = 1 if self.where.mesh is None else self.where.mesh.size
         return Step(
             name=name,
             traffic=moved,
             ideal_bytes=ideal_bytes,
-            seconds=roofline.seconds(moved, self.published, devices),
+            seconds=roofline.seconds(moved, self.published),
             compile_seconds=seconds,
         )
 

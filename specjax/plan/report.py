@@ -110,7 +110,7 @@ def _steps(plan: Plan) -> Table:
         )
         for step in plan.steps
     ]
-    columns = ("GB moved", "ideal GB", "ratio", "Tflop", "MB exchanged", "ms, by model")
+    columns = ("GB moved", "ideal GB", "ratio", "Tflop", "MB sent", "ms, by model")
     return _table("pass", *columns, rows=rows)
 
 
