@@ -154,12 +154,21 @@ def write_pair(pair: Pair, path: str | os.PathLike[str], *, comment: str = "") -
             lines.append(f"{field.name} = {_toml(value)}")
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
+        # Temporary files are private; a pair file is like any other, and keeps the mode that it had.
+        os.chmod(temporary, path.stat().st_mode & 0o7777 if path.exists() else 0o666 & ~_umask())
         with open(descriptor, "w", encoding="utf-8") as file:
             file.write("\n".join(lines) + "\n")
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def _umask() -> int:
+    """What this process takes from the mode of new files; it can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def _parts(key: str, name: str) -> tuple[str, str]:
