@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 from specjax.decoding import DecodeConfig
 from specjax.drafts.names import check_name, model_of
+from specjax.models.sharding import check_axes
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 Rule = Literal["auto", "token", "block", "coupled"]
@@ -30,7 +31,7 @@ class Pair:
         gamma, verify_widths, rule, max_new_tokens, capacity: as in `DecodeConfig`.
         batch: rows B.
         prompt_width: tokens P that prompts are padded to.
-        mesh: devices along each named axis, such as `{"model": 8}`; empty: one device.
+        mesh: devices along the axes `data` and `model`, such as `{"model": 8}`; empty: one device.
         devices: what the pair is planned for, names that `specjax plan --device` takes.
         speculate: whether to draft at all; `specjax tune` writes False where plain decoding was faster.
 
@@ -68,6 +69,7 @@ class Pair:
             and all(isinstance(axis, str) and _is_count(size) for axis, size in self.mesh.items()),
             "axis names with a number of devices each",
         )
+        check_axes(self.mesh)
         self._require(
             "devices",
             isinstance(self.devices, tuple) and all(isinstance(name, str) for name in self.devices),
@@ -152,12 +154,21 @@ def write_pair(pair: Pair, path: str | os.PathLike[str], *, comment: str = "") -
             lines.append(f"{field.name} = {_toml(value)}")
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
+        # Temporary files are private; a pair file is like any other, and keeps the mode that it had.
+        os.chmod(temporary, path.stat().st_mode & 0o7777 if path.exists() else 0o666 & ~_umask())
         with open(descriptor, "w", encoding="utf-8") as file:
             file.write("\n".join(lines) + "\n")
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def _umask() -> int:
+    """What this process takes from the mode of new files; it can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def _parts(key: str, name: str) -> tuple[str, str]:

@@ -75,6 +75,7 @@ def test_directories_are_relative_to_the_file(tmp_path, monkeypatch):
             "capacity is 600; expected at least .*, 640",
         ),
         ('target = "a"\nmesh = 8', "mesh is 8; expected axis names"),
+        ('target = "a"\nmesh = { modle = 8 }', "mesh has the axes modle; expected data, model or both"),
         ('target = "a"\nmesh = { model = 0 }', "mesh is {'model': 0}; expected axis names"),
         ('target = "a"\ndevices = "v5e"', "devices is 'v5e'; expected names"),
         ('target = "a"\nspeculate = "no"', "speculate is 'no'; expected true or false"),
@@ -106,3 +107,24 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
         write_pair(Pair(target="other"), path)
     assert read_pair(path) == WHOLE
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_pair_file_is_as_readable_as_others_and_keeps_its_mode(tmp_path):
+    path, other = tmp_path / "pair.toml", tmp_path / "other"
+    other.touch()
+    write_pair(Pair(target="a"), path)
+    assert path.stat().st_mode == other.stat().st_mode
+    path.chmod(0o640)
+    write_pair(Pair(target="a"), path)
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("name", ["ngram", "none", "recycling", "early-exit:2", "ngram+recycling"])
+def test_folders_do_not_change_what_reserved_names_mean(tmp_path, monkeypatch, name):
+    (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "sub" / "pair.toml"
+    path.parent.mkdir()
+    (path.parent / name).mkdir()
+    write_pair(Pair(target="a", draft=name), path)
+    assert read_pair(path).draft == name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 import sys
 from typing import Literal
@@ -11,16 +12,18 @@ import tyro
 
 from specjax.bench import run as bench
 from specjax.bench.figure import write_figure
+from specjax.bench.peers import PEERS
 from specjax.bench.report import print_report
 from specjax.bench.workload import read_tasks
 from specjax.decoding import DecodeConfig, Stop
 from specjax.decoding.arguments import make_request
-from specjax.drafts.names import check_name
+from specjax.drafts.names import check_name, is_reserved
 from specjax.sampling import Sampling
 from specjax.text.flags import ModelFlags, UsageError
-from specjax.text.output import check_writable, stderr_console
+from specjax.text.output import check_writable, stderr_console, write_outputs
 
-_OK, _INTERRUPTED = 0, 130
+_OK, _FAILED, _INTERRUPTED = 0, 1, 130
+_OTHER_ARMS = (bench.PLAIN, "hand-written", *PEERS)
 _ANY_VOCABULARY = 2**31 - 1  # flags are checked before a model is there
 
 
@@ -31,8 +34,8 @@ class Bench(ModelFlags):
     All arms take turns, generate the same number of tokens (nothing ends a text early), and are compared with
     plain decoding at its own fastest width. Tables go to standard error.
 
-    The exit code is 2 if the command makes no sense, and 130 after Ctrl-C, which still reports what was
-    measured.
+    The exit code is 2 if the command makes no sense, 1 after an error and 130 after Ctrl-C, which both still
+    report what was measured.
     """
 
     jsonl: pathlib.Path | None = None
@@ -87,7 +90,7 @@ class Bench(ModelFlags):
         ):
             if not values or min(values) < least or len(set(values)) < len(values):
                 raise ValueError(f"--{name} is {values}; expected different integers of at least {least}")
-        check_writable(self.json, self.figure)
+        check_writable(self.json, figure=self.figure)
         sampling = self.sampling()
         config = DecodeConfig(
             max_new_tokens=self.max_new_tokens, gamma=max(self.gammas), rule=self.rule, policy=self.policy
@@ -102,6 +105,7 @@ class Bench(ModelFlags):
         drafts = tuple(dict.fromkeys(self.draft or ("ngram",)))
         for draft in drafts:
             check_name(draft)
+        _check_different(drafts)
         return bench.Settings(
             model=self.model,
             dtype=self.dtype,
@@ -134,10 +138,41 @@ class Bench(ModelFlags):
             benchmark = bench.run(settings, tasks, console)
         except (ValueError, OSError, RuntimeError, ImportError) as error:
             raise UsageError(str(error)) from error
-        if benchmark.records:
+        measured = bool(benchmark.records)
+        failures = write_outputs(
+            [
+                (self.json, benchmark.write_json),
+                (self.figure if measured else None, functools.partial(write_figure, benchmark)),
+            ]
+        )
+        if measured:
             print_report(benchmark, console)
-        if self.json is not None:
-            benchmark.write_json(self.json)
-        if self.figure is not None and benchmark.records:
-            write_figure(benchmark, self.figure)
-        return _INTERRUPTED if benchmark.interrupted else _OK
+        else:
+            console.print("interrupted: nothing was measured, as no turn was complete")
+        failures += [benchmark.error] if benchmark.error is not None else []
+        for failure in failures:
+            console.print(f"error: {failure}")
+        if benchmark.interrupted:
+            return _INTERRUPTED
+        return _FAILED if failures else _OK
+
+
+def _check_different(drafts: tuple[str, ...]) -> None:
+    """Arms are told apart by the names that tables have for their drafts.
+
+    Raises:
+        ValueError: two drafts, or a draft and another arm, have the same.
+    """
+    taken: dict[str, str] = {}
+    for draft in drafts:
+        short = bench.short_name(draft)
+        if short in taken:
+            raise ValueError(
+                f"--draft is {taken[short]} and {draft}, both called {short}; expected different names"
+            )
+        # A model's folder may have any name, such as that of a search.
+        if not is_reserved(draft) and (short in _OTHER_ARMS or is_reserved(short)):
+            raise ValueError(
+                f"--draft is {draft}, called {short} as another arm may be; expected another name"
+            )
+        taken[short] = draft

@@ -66,7 +66,8 @@ class Benchmark:
         prompts: for each task the names and lengths (in tokens) of its prompts.
         peers: versions of other libraries, in their own words.
         peak_memory: bytes, of the whole process, and "device" or "process" for what was asked.
-        interrupted: whether it ended early.
+        interrupted: whether Ctrl-C ended it early.
+        error: what went wrong, if something ended it early.
     """
 
     settings: dict[str, Any]
@@ -77,6 +78,7 @@ class Benchmark:
     records: list[Record] = dataclasses.field(default_factory=list)
     peak_memory: tuple[int, str] | None = None
     interrupted: bool = False
+    error: str | None = None
 
     @property
     def batches(self) -> list[int]:
@@ -116,5 +118,5 @@ class Benchmark:
             ]
             records = [Record(**record) for record in value.pop("records")]
             return cls(**value, arms=arms, records=records)
-        except (KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is no file of specjax bench: {error}") from error

@@ -13,6 +13,7 @@ from specjax.bench.summary import OVERALL, PERCENTILES, Row, fastest_plain, summ
 from specjax.bench.timing import Interval
 
 _ACCEPTED = "accepted at 1, 2, ..."
+_UNTIL_THEN = "the tables show the turns that were complete"
 _BUSY = 0.05  # of all cores: beyond this, times say as much about other processes as about the arms
 
 
@@ -175,7 +176,9 @@ def notes(benchmark: Benchmark) -> list[str]:
             "differently, the other of two nearly tied tokens may win (`specjax certify` tells)"
         )
     if benchmark.interrupted:
-        lines.append("interrupted: the tables show the turns that were complete")
+        lines.append(f"interrupted: {_UNTIL_THEN}")
+    if benchmark.error is not None:
+        lines.append(f"ended by an error: {_UNTIL_THEN}; {benchmark.error}")
     return lines
 
 

@@ -30,7 +30,7 @@ from specjax.models.load import LanguageModel, find, load
 from specjax.sampling import Sampling
 from specjax.text.comparison import first_difference
 from specjax.text.flags import round_widths
-from specjax.text.output import status
+from specjax.text.output import in_words, status
 from specjax.text.prompts import Prompt, encode
 from specjax.verify import RULES
 
@@ -76,13 +76,14 @@ class Settings:
 
 
 def run(settings: Settings, tasks: dict[str, list[Prompt]], console: Console) -> Benchmark:
-    """Measures; Ctrl-C ends it early, with what was measured until then.
+    """Measures; Ctrl-C ends it early, and so does any error, with what was measured until then.
 
     Args:
         tasks: prompts of each task. Those that are too long for the model's context are left out.
 
     Raises:
-        ValueError, RuntimeError, ImportError, OSError: a model or a peer cannot be loaded, or no prompt fits.
+        ValueError, RuntimeError, ImportError, OSError: a model or a peer cannot be loaded, or no prompt fits;
+            whatever goes wrong before anything is measured.
     """
     for name in settings.peers:
         check_packages(name, settings.peer_python)
@@ -100,16 +101,20 @@ def run(settings: Settings, tasks: dict[str, list[Prompt]], console: Console) ->
     def progress(message: str) -> None:
         console.print(f"{time.perf_counter() - start:5.0f} s  {message}")
 
-    with contextlib.ExitStack() as stack:
-        try:
-            peers = stack.enter_context(_peers(settings, benchmark.settings["dtype"], console))
+    try:
+        with _peers(settings, benchmark.settings["dtype"], console) as peers:
             benchmark.peers = {peer.name: peer.version for peer in peers}
             for size in settings.batches:
                 batches = make_batches(encoded, size)
                 arms = [*_own_arms(settings, lm.model, drafts, size), *_peer_arms(settings, peers, size)]
                 measure(benchmark, arms, batches, settings, progress)
-        except KeyboardInterrupt:
-            benchmark.interrupted = True
+    except KeyboardInterrupt:
+        benchmark.interrupted = True
+    except Exception as error:
+        # A peer that dies or memory that runs out late must not cost what was measured before.
+        if not benchmark.records:
+            raise
+        benchmark.error = in_words(error)
     benchmark.peak_memory = peak_memory()
     return benchmark
 
@@ -146,6 +151,12 @@ def peak_memory() -> tuple[int, str]:
         return int(stats["peak_bytes_in_use"]), "device"
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, "process"
+
+
+def short_name(draft: str) -> str:
+    """What tables call a draft: of a path the last part."""
+    search, path = model_of(draft)
+    return search + pathlib.Path(path).name
 
 
 def _bound(arm: BenchArm, batch: Batch, new_tokens: int) -> Callable[[], Outcome]:
@@ -202,8 +213,7 @@ def _own_arms(settings: Settings, model: Any, drafts: dict[str, Draft], size: in
         label = Label(name=_wide(gamma), kind="plain", batch=size, gamma=gamma, reference=PLAIN)
         arms.append(arm(label, NoDraft(width=gamma)))
     for name, draft in drafts.items():
-        search, path = model_of(name)
-        short = search + pathlib.Path(path).name
+        short = short_name(name)
         for gamma in settings.gammas:
             label = Label(
                 name=f"{short}, gamma {gamma}",

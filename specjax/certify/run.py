@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 import time
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from specjax.drafts.names import draft_named
 from specjax.models.load import LanguageModel, load
 from specjax.sampling import Sampling
 from specjax.testing import perturbed
-from specjax.text.output import check_writable, status
+from specjax.text.output import check_writable, status, write_outputs
 from specjax.text.prompts import Prompt, encode
 
 _NOISE = 0.05  # of the draft "perturbed": mostly right on the models it was tried on
@@ -54,9 +55,9 @@ def run(settings: Settings, prompts: Sequence[Prompt], console: Console) -> Cert
 
     Raises:
         ValueError, RuntimeError, ImportError, OSError: a model cannot be loaded, or nothing can be certified
-            with these settings.
+            with these settings, or a file cannot be written.
     """
-    check_writable(settings.json, settings.figure)
+    check_writable(settings.json, figure=settings.figure)
     with status(console, f"loading {settings.model} ..."):
         lm = load(settings.model, dtype=settings.dtype)
     drafts = {name: _draft(name, lm, settings.dtype, console) for name in settings.drafts}
@@ -75,15 +76,19 @@ def run(settings: Settings, prompts: Sequence[Prompt], console: Console) -> Cert
         stages=settings.stages,
         progress=progress,
     )
+    failures = write_outputs(
+        [
+            (settings.json, certificate.write_json),
+            (settings.figure, functools.partial(write_figure, certificate)),
+        ]
+    )
     console.print(certificate.table())
     seconds = time.perf_counter() - start
     verdict = "certified" if certificate.passed else f"FAILED: {len(certificate.failures)} checks"
     untested = f", {len(certificate.untested)} of them not tested" if certificate.untested else ""
     console.print(f"{verdict}; {len(certificate.checks)} checks{untested}, in {seconds:.0f} s")
-    if settings.json is not None:
-        certificate.write_json(settings.json)
-    if settings.figure is not None:
-        write_figure(certificate, settings.figure)
+    if failures:
+        raise OSError("; ".join(failures))
     return certificate
 
 

@@ -58,6 +58,11 @@ def model_of(name: str) -> tuple[str, str]:
     return (name, "") if skips or name in _WITHOUT_WEIGHTS else ("", name)
 
 
+def is_reserved(name: str) -> bool:
+    """Whether a name is that of a draft that needs no model of its own, whatever lies in the file system."""
+    return not model_of(name)[1]
+
+
 def looks_at_text_alone(name: str) -> bool:
     """Whether a draft is a search, whose proposals cost next to nothing and are often short."""
     return name in _SEARCHES

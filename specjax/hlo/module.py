@@ -21,6 +21,7 @@ _CALLED = re.compile(
     r"|\bbranch_computations=\{([^}]*)\}"
 )
 _PARENTHESIS = re.compile(r"[()]")
+_DEVICES = re.compile(r"\b(?:num_partitions|replica_count)=(\d+)")
 _ALIAS = re.compile(r"\(\s*(\d+),\s*\{")
 
 
@@ -123,11 +124,13 @@ class Module:
     Attributes:
         entry: the name of the computation that runs.
         aliased_parameters: parameters whose buffers become outputs.
+        devices: that run it together.
     """
 
     entry: str
     computations: dict[str, Computation]
     aliased_parameters: frozenset[int]
+    devices: int = 1
 
     def __getitem__(self, name: str) -> Computation:
         return self.computations[name]
@@ -181,7 +184,8 @@ def parse(compiled: Any) -> Module:
         elif found := _INSTRUCTION.match(line):
             item = _instruction(found.group(2), found.group(3), bool(found.group(1)))
             current[item.name] = item
-    return Module(entry, computations, _aliased(header))
+    devices = math.prod(int(number) for number in _DEVICES.findall(header))
+    return Module(entry, computations, _aliased(header), devices)
 
 
 def _instruction(name: str, rest: str, is_root: bool) -> Instruction:

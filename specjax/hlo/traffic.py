@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -30,7 +30,20 @@ _SLICES = frozenset({"dynamic-slice", "slice", "gather", "slice-start", "dynamic
 # Where an update in place has its destination and its update among the operands.
 UPDATES = {"dynamic-update-slice": 1, "dynamic-update-slice-start": 1, "scatter": 2}
 _SAME_ELEMENTS = frozenset({"bitcast", "reshape", "convert", "copy", "transpose"})
-_COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+# What each of n chips of a ring sends, in units of its operand.
+_COLLECTIVES: dict[str, Callable[[int], float]] = {
+    "all-reduce": lambda n: 2 * (n - 1) / n,
+    "all-gather": lambda n: n - 1,
+    "reduce-scatter": lambda n: (n - 1) / n,
+    "all-to-all": lambda n: (n - 1) / n,
+    "collective-permute": lambda n: 1,
+}
+# Groups as lists, `{{0,1},{2,3}}`; as an iota, `[groups,size]<=[...]`; as axes of a mesh,
+# `mesh['a'=2,'b'=4] {'b'}`.
+_LISTED_GROUPS = re.compile(r"replica_groups=\{\{([\d,]+)\}")
+_IOTA_GROUPS = re.compile(r"replica_groups=\[(?:\d+,)*(\d+)\]<=")
+_MESH_GROUPS = re.compile(r"replica_groups=[^\[{,\s]*mesh[^\[]*\[([^\]]*)\](?:\s*\{([^}]*)\})?")
+_AXIS = re.compile(r"['\"]([^'\"]+)['\"](?:=(\d+))?")
 _NUMBERS = re.compile(r"-?\d+")
 _CACHE = -1  # a memory space that no compiler names
 
@@ -42,7 +55,7 @@ class Traffic:
     Attributes:
         read_bytes, written_bytes: of the device's main memory.
         flops: of matrix products alone.
-        collective_bytes: operands of collectives, which other devices get too.
+        collective_bytes: that it sends to others in collectives, each as a ring of the chips that take part.
         unknown_loops: loops that run nobody knows how often; counted as if once.
     """
 
@@ -128,16 +141,35 @@ def _of_computation(module: Module, computation: Computation, known: Mapping[str
         if item.opcode in _FREE or item.opcode.endswith(("-done", "-update")):
             return Traffic()
         read, written = _moved(module, computation, item)
-        collective = item.opcode.removesuffix("-start") in _COLLECTIVES
-        operands = sum(operand.nbytes for operand in computation.operands(item)) if collective else 0
         return Traffic(
             read_bytes=read,
             written_bytes=written,
             flops=_flops(module, computation, item),
-            collective_bytes=operands,
+            collective_bytes=_sent(module, computation, item),
         )
 
     return sum((of(item) for item in computation.instructions.values()), Traffic())
+
+
+def _sent(module: Module, computation: Computation, item: Instruction) -> float:
+    """Bytes that a chip sends in a collective."""
+    share = _COLLECTIVES.get(item.opcode.removesuffix("-start"))
+    if share is None:
+        return 0
+    return share(_group_size(module, item)) * sum(operand.nbytes for operand in computation.operands(item))
+
+
+def _group_size(module: Module, item: Instruction) -> int:
+    """How many chips take part in a collective together; without groups all of them do."""
+    if found := _LISTED_GROUPS.search(item.text):
+        return len(found.group(1).split(","))
+    if found := _IOTA_GROUPS.search(item.text):
+        return int(found.group(1))
+    if found := _MESH_GROUPS.search(item.text):
+        sizes = {name: int(size) for name, size in _AXIS.findall(found.group(1)) if size}
+        named = [name for name, _ in _AXIS.findall(found.group(2) or "")]
+        return math.prod(sizes[name] for name in named or sizes if name in sizes)
+    return module.devices
 
 
 def _moved(module: Module, computation: Computation, item: Instruction) -> tuple[float, float]:

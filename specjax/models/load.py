@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from specjax.models.config import ModelConfig
 from specjax.models.dtype import resolve_dtype
+from specjax.models.sharding import check_axes
 from specjax.models.transformer import Transformer
 from specjax.models.vocabulary import Vocabulary
 
@@ -120,17 +121,21 @@ def load(
         name_or_path: a checkpoint directory in the Hugging Face layout; a `.gguf` file; a hub id such as
             `HuggingFaceTB/SmolLM2-135M-Instruct`; or `smollm2-135m-instruct`, which is downloaded once.
         dtype: `"float32"`, `"bfloat16"`, or `"auto"`: what is faster here (see `resolve_dtype`).
-        mesh: devices to split the weights over, by the rules of `specjax.models.sharding`. Tensors go to them
-            layer by layer, each device gets its part alone, and the host never holds the model.
+        mesh: devices to split the weights over, along its axis `model`; see `specjax.models.sharding`.
+            Tensors go to them layer by layer, each device gets its part alone, and the host never holds the
+            model.
         cache_dir: where downloads are kept (see `default_model.cache_directory` and `hub.download`).
         progress: show on stderr what is being downloaded.
 
     Raises:
-        ValueError: if there is no such model, its files are damaged, or its kind is not supported.
+        ValueError: if there is no such model, its files are damaged, its kind is not supported, or the mesh
+            has an axis of several devices other than `data` and `model`.
         RuntimeError: if a download fails.
         ImportError: if an optional package is missing.
     """
     dtype = resolve_dtype(dtype)
+    if mesh is not None:
+        check_axes(axis for axis, size in mesh.shape.items() if size > 1)
     name = os.fspath(name_or_path)
     with _optional_packages():
         path = find(name, cache_dir, progress=progress)

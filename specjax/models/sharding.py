@@ -10,7 +10,7 @@ Weights decide: a `Decoder` whose weights lie on a mesh decodes on that mesh.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -32,6 +32,13 @@ _WEIGHTS: dict[str, Axes] = {
     "gate_up": (MODEL, None, None, None),
     "down": (None, MODEL, None),
 }
+
+
+def check_axes(axes: Iterable[str]) -> None:
+    """Raises ValueError for an axis of a mesh over which nothing would be split."""
+    axes = tuple(axes)
+    if not set(axes) <= {DATA, MODEL}:
+        raise ValueError(f"mesh has the axes {', '.join(axes)}; expected {DATA}, {MODEL} or both")
 
 
 def partition(axes: Axes, shape: tuple[int, ...], mesh: Any) -> PartitionSpec:

@@ -23,7 +23,7 @@ from specjax.plan.devices import describe
 from specjax.plan.plan import PASSES, Plan
 from specjax.plan.report import heading, notes, tables
 from specjax.text.flags import UsageError
-from specjax.text.output import stderr_console
+from specjax.text.output import check_writable, stderr_console, write_outputs
 
 # Only a process that uses a TPU must have libtpu for itself; the rest it would look for on a TPU's machine.
 _LIBTPU = {
@@ -53,7 +53,7 @@ class PlanCommand:
     """cpu, h200, or a TPU with its topology: v5e:2x2, v5e:2x4, v6e:2x4, v5p:2x2x1; the pair file's first by
     default."""
     mesh: dict[str, int] = dataclasses.field(default_factory=dict)
-    """Devices along each axis, such as: model 8."""
+    """Devices along each axis, such as: model 8. Rows are split over data, weights and caches over model."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the weights."""
     gamma: int = 4
@@ -142,11 +142,11 @@ def run(
         console: for progress.
 
     Raises:
-        ValueError, ImportError, OSError: the pair, or the device, cannot be planned for.
+        ValueError, ImportError, OSError: the pair, or the device, cannot be planned for, or the file cannot
+            be written.
     """
     device = pair.devices[0]
-    if json_path is not None and not json_path.parent.is_dir():
-        raise ValueError(f"{json_path} cannot be written: there is no folder {json_path.parent}")
+    check_writable(json_path)
     on_cpu = describe(device).kind == "cpu"
     # Compilers for other devices run on the host; a plugin that looks for its device would only find none.
     jax.config.update("jax_platforms", "cpu")
@@ -162,11 +162,16 @@ def run(
     made = planned(
         decoder, device, prompt_width=pair.prompt_width, mesh=pair.mesh, passes=passes, progress=progress
     )
+    failures = write_outputs([(json_path, lambda path: _write_json(made, path))])
     rich.print(heading(made))
     for table in tables(made):
         rich.print(table)
     for note in notes(made):
         rich.print(note)
-    if json_path is not None:
-        json_path.write_text(json.dumps(made.to_json(), indent=1) + "\n", encoding="utf-8")
+    if failures:
+        raise OSError("; ".join(failures))
     return made
+
+
+def _write_json(plan: Plan, path: pathlib.Path) -> None:
+    path.write_text(json.dumps(plan.to_json(), indent=1) + "\n", encoding="utf-8")

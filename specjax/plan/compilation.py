@@ -17,6 +17,7 @@ from specjax.decoding import Decoder, DecodeState
 from specjax.decoding.round import decode_round
 from specjax.drafts import Model, NoDraft
 from specjax.hlo import findings, module, traffic
+from specjax.models.sharding import MODEL
 from specjax.plan import roofline
 from specjax.plan.abstract import (
     Arguments,
@@ -50,7 +51,7 @@ def plan(
         decoder: with real weights or abstract ones; see `specjax.plan.abstract.abstract_decoder`.
         device: `"h200"`, `"cpu"`, or a TPU topology, such as `"v5e:2x4"`.
         batch, prompt_width: rows, and tokens that their prompts are padded to.
-        mesh: devices along each named axis; empty: one device.
+        mesh: devices along the axes `data` (rows) and `model` (weights and caches); empty: one device.
         passes: what is also compiled on its own, to count what it moves and predict its speed; see `Step`.
         progress: told what is being compiled.
 
@@ -156,6 +157,7 @@ class _Planner:
             programs=tuple(compiled),
             steps=tuple(steps),
             refused=refused,
+            unsplit=mesh.get(MODEL, 1) > 1 and not _is_split(self.arguments.weights),
         )
 
     def _memory(self, state: DecodeState, compiled: list[Compiled], refused: str | None) -> Memory:
@@ -259,12 +261,11 @@ class _Planner:
         executable, seconds = self._compile(f"one pass: {name}", function, weights, unknown)
         # Of a cache, half is left to a result: what it was made of passes through too.
         moved = traffic.count(module.parse(executable), self.published.cache_bytes / 2)
-        devices = 1 if self.where.mesh is None else self.where.mesh.size
         return Step(
             name=name,
             traffic=moved,
             ideal_bytes=ideal_bytes,
-            seconds=roofline.seconds(moved, self.published, devices),
+            seconds=roofline.seconds(moved, self.published),
             compile_seconds=seconds,
         )
 
@@ -304,6 +305,11 @@ class _Planner:
 def _is_known(leaf: Any) -> bool:
     """Whether a leaf of a state is a value, not a shape."""
     return isinstance(leaf, np.ndarray)
+
+
+def _is_split(weights: Any) -> bool:
+    """Whether any of some placed shapes is split over the mesh."""
+    return any(not leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(weights))
 
 
 def _weight_bytes(weights: Any) -> tuple[int, int, int]:

@@ -15,7 +15,9 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-_TPU_NAME = re.compile(r"(v\d\w+):(\d+(?:x\d+)+)")
+from specjax.models.sharding import check_axes
+
+_TPU_NAME = re.compile(r"(v\d\w+):([1-9]\d*(?:x[1-9]\d*)+)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,6 +30,7 @@ class Device:
         peak_flops: floating-point operations a second in bfloat16, without sparsity.
         link_bandwidth: bytes a second that a chip sends to others, all of its links together.
         cache_bytes: of a cache that hardware manages; 0 where the compiler places data on the chip.
+        dimensions: of the torus that a TPU's chips form.
         source: where the numbers are from.
     """
 
@@ -37,6 +40,7 @@ class Device:
     peak_flops: float | None = None
     link_bandwidth: float | None = None
     cache_bytes: float = 0
+    dimensions: int = 0
     source: str = ""
 
 
@@ -48,6 +52,7 @@ DEVICES = {
         bandwidth=819e9,
         peak_flops=197e12,
         link_bandwidth=200e9,
+        dimensions=2,
         source="Google Cloud documentation, TPU v5e: 16 GB, 819 GB/s, 197 TFLOP/s, 400 GB/s both ways",
     ),
     "v6e": Device(
@@ -56,6 +61,7 @@ DEVICES = {
         bandwidth=1600e9,
         peak_flops=918e12,
         link_bandwidth=400e9,
+        dimensions=2,
         source="Google Cloud documentation, TPU v6e: 32 GB, 1600 GB/s, 918 TFLOP/s, 800 GB/s both ways",
     ),
     "v5p": Device(
@@ -64,6 +70,7 @@ DEVICES = {
         bandwidth=2765e9,
         peak_flops=459e12,
         link_bandwidth=600e9,
+        dimensions=3,
         source="Google Cloud documentation, TPU v5p: 95 GB, 2765 GB/s, 459 TFLOP/s, 1200 GB/s both ways",
     ),
     "h200": Device(
@@ -97,6 +104,12 @@ def describe(name: str) -> Device:
         raise ValueError(
             f"device is {name!r}; expected h200, cpu, or a TPU (v5e, v6e, v5p) with its topology: v5e:2x4"
         )
+    # libtpu ends the process, without a word, where it is asked for chips in a dimension that is not there.
+    if found and found.group(2).count("x") + 1 != device.dimensions:
+        example = f"{family}:{'x'.join('2' * device.dimensions)}"
+        raise ValueError(
+            f"device is {name!r}; expected {device.dimensions} dimensions for {family}, such as {example}"
+        )
     return device
 
 
@@ -127,12 +140,13 @@ def placement(name: str, mesh: Mapping[str, int]) -> Placement:
     """A mesh of described devices, or the first of them.
 
     Args:
-        mesh: devices along each named axis; empty: one device.
+        mesh: devices along the axes `data` and `model`; empty: one device.
 
     Raises:
-        ValueError: no such device, or not so many of it.
+        ValueError: no such device, not so many of it, or an axis of another name.
         ImportError: the compiler for it is not installed; the message says how to install it.
     """
+    check_axes(mesh)
     devices = _devices(name)
     if not mesh:
         return Placement(mesh=None, default=SingleDeviceSharding(devices[0]))

@@ -111,6 +111,7 @@ class Plan:
     Attributes:
         mesh: devices along each axis; empty: one device.
         refused: why the compiler refused a program; None if it did not.
+        unsplit: whether the mesh has devices along `model` although no weight divides by their number.
     """
 
     device: str
@@ -123,6 +124,7 @@ class Plan:
     programs: tuple[Compiled, ...] = ()
     steps: tuple[Step, ...] = ()
     refused: str | None = None
+    unsplit: bool = False
 
     @property
     def published(self) -> Device:

@@ -41,6 +41,11 @@ def notes(plan: Plan) -> Iterator[str]:
             "Times and speed-ups are a MODEL, not a measurement: published speeds, no latencies, each draft "
             "token accepted with the same probability."
         )
+    if plan.unsplit:
+        yield (
+            f"No weight is split over `model`: neither key heads nor widths divide by {plan.mesh['model']}, "
+            "so every device holds and reads all of them."
+        )
     if plan.published.source:
         yield f"Figures of the device: {plan.published.source}."
     for fault in plan.faults:
@@ -105,7 +110,7 @@ def _steps(plan: Plan) -> Table:
         )
         for step in plan.steps
     ]
-    columns = ("GB moved", "ideal GB", "ratio", "Tflop", "MB exchanged", "ms, by model")
+    columns = ("GB moved", "ideal GB", "ratio", "Tflop", "MB sent", "ms, by model")
     return _table("pass", *columns, rows=rows)
 
 

@@ -55,8 +55,11 @@ def assert_no_cache_copies(compiled: Any, cache_shapes: Iterable[tuple[int, ...]
 
     Raises:
         AssertionError: names the instructions.
+        ValueError: there are no shapes, so that nothing would be found.
     """
     shapes = {tuple(shape) for shape in cache_shapes}
+    if not shapes:
+        raise ValueError("cache_shapes is empty; expected the shapes of the cache's arrays")
     copies = findings.cache_copies(module.parse(compiled), shapes)
     if copies:
         shown = "".join(f"\n  {copy}" for copy in copies[:8])

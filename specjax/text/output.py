@@ -6,7 +6,8 @@ import contextlib
 import json
 import pathlib
 import sys
-from collections.abc import Generator
+import tempfile
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 from rich.console import Console
@@ -28,16 +29,18 @@ def stderr_console() -> Console:
     return console
 
 
-def check_writable(data: pathlib.Path | None, figure: pathlib.Path | None) -> None:
-    """Finds out at once what would lose results at the end.
+def check_writable(*paths: pathlib.Path | None, figure: pathlib.Path | None = None) -> None:
+    """Finds out at once what would lose results at the end; leaves files as they are.
 
     Raises:
-        ValueError: there is no such folder, or the figure's format is unknown.
+        ValueError: a file cannot be written, two of them are the same, or the figure's format is unknown.
         ImportError: nothing is installed that draws.
     """
-    for path in (data, figure):
-        if path is not None and not path.parent.is_dir():
-            raise ValueError(f"{path} cannot be written: there is no folder {path.parent}")
+    given = [path for path in (*paths, figure) if path is not None]
+    for number, path in enumerate(given):
+        if path in given[:number]:
+            raise ValueError(f"{path} is to be written twice; expected a file for each output")
+        _check_file(path)
     if figure is not None:
         if figure.suffix not in _FIGURES:
             raise ValueError(f"{figure} is no figure; expected {', '.join(_FIGURES)}")
@@ -47,6 +50,42 @@ def check_writable(data: pathlib.Path | None, figure: pathlib.Path | None) -> No
             raise ImportError(
                 "figures need the package 'matplotlib'; install: pip install 'specjax[plots]'"
             ) from error
+
+
+def _check_file(path: pathlib.Path) -> None:
+    if path.is_dir():
+        raise ValueError(f"{path} cannot be written: it is a folder")
+    if not path.parent.is_dir():
+        raise ValueError(f"{path} cannot be written: there is no folder {path.parent}")
+    try:
+        if path.is_file():
+            path.open("ab").close()
+        elif not path.exists():
+            # Permissions do not tell what a file system allows, nor what they mean to root.
+            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
+                pass
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def write_outputs(
+    outputs: Iterable[tuple[pathlib.Path | None, Callable[[pathlib.Path], object]]],
+) -> list[str]:
+    """Writes each file that has a path and returns what went wrong: one that fails keeps no other from it."""
+    failures = []
+    for path, write in outputs:
+        if path is None:
+            continue
+        try:
+            write(path)
+        except Exception as error:  # also what a library raises that draws: results are worth more
+            failures.append(f"{path} was not written: {in_words(error)}")
+    return failures
+
+
+def in_words(error: Exception) -> str:
+    """What went wrong in a line or more; errors without a message are named."""
+    return str(error) or type(error).__name__
 
 
 @contextlib.contextmanager

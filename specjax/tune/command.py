@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import pathlib
 import time
@@ -20,16 +21,15 @@ from specjax.models.load import LanguageModel, load
 from specjax.pairs import Pair, write_pair
 from specjax.text.flags import PromptFlags, UsageError, round_widths
 from specjax.text.generation import padded_width
-from specjax.text.output import status, stderr_console
+from specjax.text.output import check_writable, status, stderr_console, write_outputs
 from specjax.text.prompts import Prompt, encode
 from specjax.tune.figure import write_figure
 from specjax.tune.setting import Setting
 from specjax.tune.tuner import Effort, tune
-from specjax.tune.tuning import Outcome, Tuning
+from specjax.tune.tuning import Tuning
 
-_FIGURES = (".png", ".svg", ".pdf")
 _ANY_VOCABULARY = 2**31 - 1  # flags are checked before a model is there
-_OK, _INTERRUPTED = 0, 130
+_OK, _FAILED, _INTERRUPTED = 0, 1, 130
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,8 @@ class Tune(PromptFlags):
     faster each setting is than plain decoding, measures that, too, and recommends a setting, or none. Decode
     time only, without the prompts; end-of-text is ignored. The tables go to standard error.
 
-    The exit code is 2 if the command makes no sense, 130 after Ctrl-C.
+    The exit code is 2 if the command makes no sense, 1 after an error and 130 after Ctrl-C, which both still
+    report what was found.
     """
 
     draft: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
@@ -58,11 +59,11 @@ class Tune(PromptFlags):
     repeats: int = 5
     """Turns in which every setting decodes all prompts; 0 predicts only."""
     quick: bool = False
-    """A rough answer: one prompt, 32 tokens, 2 turns, short timings."""
+    """A rough answer: one prompt, 32 tokens, 2 turns, too few to be sure, short timings."""
 
     out: pathlib.Path | None = None
-    """Write the recommendation to this pair file (.toml), for `specjax generate --config`; with several batch
-    sizes one file for each."""
+    """Write the fastest setting to this pair file (.toml), for `specjax generate --config`; of several batch
+    sizes each to its own file. Unless it was measured that it surely pays, the file says not to speculate."""
     json: pathlib.Path | None = None
     """Write all figures to this file."""
     figure: pathlib.Path | None = None
@@ -83,12 +84,17 @@ class Tune(PromptFlags):
             tuning = self._tune(prompts, console)
         except (ValueError, OSError, RuntimeError, ImportError) as error:
             raise UsageError(str(error)) from error
+        failures = self._write(tuning)
         for table in tuning.tables():
             console.print(table)
         for note in tuning.notes():
             console.print(note)
-        self._write(tuning)
-        return _INTERRUPTED if tuning.interrupted else _OK
+        failures += [tuning.error] if tuning.error is not None else []
+        for failure in failures:
+            console.print(f"error: {failure}")
+        if tuning.interrupted:
+            return _INTERRUPTED
+        return _FAILED if failures else _OK
 
     @property
     def _config(self) -> DecodeConfig:
@@ -121,16 +127,15 @@ class Tune(PromptFlags):
         for draft in self.draft:
             check_name(draft)
         make_request(1, self._config, _ANY_VOCABULARY, self.sampling(), None, Stop(), ())
-        for path in (self.out, self.json, self.figure):
-            if path is not None and not path.parent.is_dir():
-                raise ValueError(f"{path} cannot be written: there is no folder {path.parent}")
         if self.out is not None and self.out.suffix != ".toml":
             raise ValueError(f"--out is {self.out}; expected a .toml file")
-        if self.figure is not None:
-            import matplotlib  # noqa: F401
+        check_writable(self.json, *map(self._out, self.batch), figure=self.figure)
 
-            if self.figure.suffix not in _FIGURES:
-                raise ValueError(f"{self.figure} is no figure; expected {', '.join(_FIGURES)}")
+    def _out(self, batch: int) -> pathlib.Path | None:
+        """The pair file of a batch size."""
+        if self.out is None or len(self.batch) == 1:
+            return self.out
+        return self.out.with_stem(f"{self.out.stem}-batch{batch}")
 
     def _tune(self, prompts: Sequence[Prompt], console: Console) -> Tuning:
         with status(console, f"loading {self.model} ..."):
@@ -174,30 +179,34 @@ class Tune(PromptFlags):
 
         return draft_named(name, load_model)
 
-    def _write(self, tuning: Tuning) -> None:
-        if self.json is not None:
-            tuning.write_json(self.json)
-        if self.figure is not None:
-            write_figure(tuning, self.figure)
-        if self.out is None:
-            return
-        for batch in tuning.batches:
-            several = len(self.batch) > 1
-            path = self.out.with_stem(f"{self.out.stem}-batch{batch}") if several else self.out
-            comment = f"Written by specjax tune on {tuning.environment['device']}.\n{tuning.advice(batch)}"
-            write_pair(self._pair(tuning.best(batch), batch, tuning), path, comment=comment)
+    def _write(self, tuning: Tuning) -> list[str]:
+        """Writes all files and returns what went wrong."""
 
-    def _pair(self, best: Outcome | None, batch: int, tuning: Tuning) -> Pair:
-        setting = best and best.setting
+        def write(batch: int, path: pathlib.Path) -> None:
+            comment = f"Written by specjax tune on {tuning.environment['device']}.\n{tuning.advice(batch)}"
+            write_pair(self._pair(batch, tuning), path, comment=comment)
+
+        return write_outputs(
+            [
+                (self.json, tuning.write_json),
+                *((self._out(batch), functools.partial(write, batch)) for batch in tuning.batches),
+                (self.figure if tuning.outcomes else None, functools.partial(write_figure, tuning)),
+            ]
+        )
+
+    def _pair(self, batch: int, tuning: Tuning) -> Pair:
+        """The setting that surely pays, or the fastest one with the word not to use it."""
+        best = tuning.best(batch)
+        setting = (best or tuning.fastest(batch)).setting
         return Pair(
             target=self.model,
-            draft=setting.draft if setting else "none",
+            draft=setting.draft,
             dtype=tuning.subject["dtype"],
-            gamma=setting.gamma if setting else 0,
-            verify_widths=setting.verify_widths if setting else (),
+            gamma=setting.gamma,
+            verify_widths=setting.verify_widths,
             rule=self.rule,
             batch=batch,
             prompt_width=tuning.subject["prompt_width"],
             max_new_tokens=self.max_new_tokens,
-            speculate=setting is not None,
+            speculate=best is not None,
         )

@@ -63,7 +63,7 @@ def tune(
     accepted is recorded round by round in one real run. The cost model (`specjax.tune.cost`) makes a
     prediction of both; then the settings and plain decoding take turns on the prompts. Decode time only.
 
-    Ctrl-C ends it early, with what was found until then.
+    Ctrl-C ends it early, and so does any error, with what was found until then.
 
     Args:
         target: a `specjax.models.ScoringModel`.
@@ -76,7 +76,8 @@ def tune(
         progress: is told what is about to happen.
 
     Raises:
-        ValueError: an argument makes no sense; the message names it.
+        ValueError: an argument makes no sense; the message names it. Whatever goes wrong before anything is
+            found.
     """
     check_settings(settings, drafts)
     if not prompts or not all(len(ids) for ids in prompts):
@@ -88,12 +89,17 @@ def tune(
         raise ValueError(f"config.max_new_tokens is {config.max_new_tokens}; expected at least 2")
     width = prompt_width or max(map(len, prompts))
     run = _Run(target, prompts, drafts, width, config, sampling, effort, progress)
-    interrupted = False
+    interrupted, failure = False, None
     try:
         for batch in dict.fromkeys(setting.batch for setting in settings):
             run.add_batch(batch, [setting for setting in settings if setting.batch == batch])
     except KeyboardInterrupt:
         interrupted = True
+    except Exception as error:
+        # Memory that runs out at the second batch size must not cost what was found at the first.
+        if not run.outcomes:
+            raise
+        failure = str(error) or type(error).__name__
     subject = {
         "prompts": len(prompts),
         "prompt_width": width,
@@ -110,6 +116,7 @@ def tune(
         outcomes=tuple(run.outcomes),
         busy_elsewhere=run.busy_elsewhere,
         interrupted=interrupted,
+        error=failure,
     )
 
 

@@ -15,6 +15,7 @@ from specjax.tune.setting import Setting
 if TYPE_CHECKING:
     from rich.table import Table
 
+SURE = 0.9  # what measures a speed-up holds with at least this probability: from 5 turns on
 CLOSE = 0.15  # a prediction is close to a measurement that differs by this fraction of it
 
 
@@ -81,9 +82,16 @@ class Outcome:
         return breakeven_rate(self.time.breakeven_tokens(self.plain), self.setting.gamma)
 
     @property
-    def pays(self) -> bool:
-        """Whether it is faster than plain decoding: for sure where it was measured."""
-        return self.predicted > 1 if self.measured is None else self.measured.low > 1
+    def pays(self) -> bool | None:
+        """Whether it is faster than plain decoding; None where no measurement makes that sure.
+
+        An interval that holds with a probability below 0.9, of fewer than 5 turns, makes nothing sure.
+        """
+        if self.measured is None or self.measured.confidence < SURE:
+            return None
+        if self.measured.low > 1:
+            return True
+        return False if self.measured.high <= 1 else None
 
     @property
     def speedup(self) -> float:
@@ -91,7 +99,7 @@ class Outcome:
         return self.predicted if self.measured is None else self.measured.median
 
     def to_json(self) -> dict[str, Any]:
-        derived = {name: getattr(self, name) for name in ("predicted", "error", "breakeven")}
+        derived = {name: getattr(self, name) for name in ("predicted", "error", "breakeven", "pays")}
         return dataclasses.asdict(self) | derived
 
 
@@ -104,6 +112,7 @@ class Tuning:
         components: of each batch size.
         busy_elsewhere: the largest share of all cores that other processes had during a measured run.
         interrupted: whether Ctrl-C ended it early.
+        error: what went wrong, if something ended it early.
     """
 
     environment: dict[str, Any]
@@ -112,6 +121,7 @@ class Tuning:
     outcomes: tuple[Outcome, ...]
     busy_elsewhere: float | None = None
     interrupted: bool = False
+    error: str | None = None
 
     @property
     def measured(self) -> tuple[Outcome, ...]:
@@ -123,9 +133,14 @@ class Tuning:
         return sum(bool(outcome.close) for outcome in self.outcomes)
 
     def best(self, batch: int) -> Outcome | None:
-        """The fastest setting of a batch size that pays; None: do not speculate."""
+        """The fastest setting of a batch size that surely pays; None: do not speculate, or not sure."""
         paying = [o for o in self.outcomes if o.setting.batch == batch and o.pays]
         return max(paying, key=lambda outcome: outcome.speedup, default=None)
+
+    def fastest(self, batch: int) -> Outcome:
+        """The setting of a batch size that is fastest as far as is known, whether it pays or not."""
+        own = [outcome for outcome in self.outcomes if outcome.setting.batch == batch]
+        return max(own, key=lambda outcome: outcome.speedup)
 
     @property
     def batches(self) -> tuple[int, ...]:
@@ -133,15 +148,18 @@ class Tuning:
 
     def advice(self, batch: int) -> str:
         """What to use at a batch size, in words."""
-        best = self.best(batch)
-        if best is None:
-            found = [outcome for outcome in self.outcomes if outcome.setting.batch == batch]
-            most = max(found, key=lambda outcome: outcome.speedup)
-            return (
-                f"batch {batch}: do not speculate; the best of {len(found)} settings, {most.setting}, is "
-                f"{_speedup(most)}"
-            )
-        return f"batch {batch}: use {best.setting}, {_speedup(best)}"
+        if (best := self.best(batch)) is not None:
+            return f"batch {batch}: use {best.setting}, {_speedup(best)}"
+        count = sum(outcome.setting.batch == batch for outcome in self.outcomes)
+        most = self.fastest(batch)
+        found = f"the best of {count} settings, {most.setting}, is {_speedup(most)}"
+        if most.speedup <= 1:
+            return f"batch {batch}: do not speculate; {found}"
+        if most.measured is None:
+            return f"batch {batch}: not measured; {found}"
+        if most.measured.confidence < SURE:
+            return f"batch {batch}: not sure, which takes 5 turns or more; {found}"
+        return f"batch {batch}: do not speculate, as none surely pays; {found}"
 
     def notes(self) -> list[str]:
         """What the tables do not say."""
@@ -155,6 +173,8 @@ class Tuning:
             notes.append(f"other processes used up to {self.busy_elsewhere:.0%} of the cores meanwhile")
         if self.interrupted:
             notes.append("interrupted: what was measured until then")
+        if self.error is not None:
+            notes.append(f"ended by an error: what was measured until then; {self.error}")
         return notes
 
     def to_json(self) -> dict[str, Any]:

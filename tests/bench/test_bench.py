@@ -1,6 +1,8 @@
 """`specjax bench` as a whole, with a tiny model in place of what a name would load."""
 
 import json
+import pathlib
+import runpy
 import sys
 
 import jax.numpy as jnp
@@ -9,6 +11,7 @@ import pytest
 
 import specjax
 from specjax import cli
+from specjax.bench import command as bench_command
 from specjax.bench import run as bench
 from specjax.bench.arms import Facts, Label, Outcome
 from specjax.bench.handwritten import HandWritten
@@ -88,8 +91,10 @@ def test_a_benchmark_from_flags_to_files(prompts, tmp_path, monkeypatch, capsys)
     assert benchmark.peak_memory[0] > 10**6
 
 
-def test_ctrl_c_keeps_the_complete_turns(prompts, tmp_path, monkeypatch, capsys):
-    runs = iter(range(100))
+@pytest.fixture
+def two_arms(monkeypatch):
+    """Arms that generate at once, and what they fail with in which of their runs, the sixth."""
+    runs, failure = iter(range(100)), [KeyboardInterrupt(), 5]
 
     class Fake:
         def __init__(self, name, reference):
@@ -99,8 +104,8 @@ def test_ctrl_c_keeps_the_complete_turns(prompts, tmp_path, monkeypatch, capsys)
             return Facts(warmup_seconds=0.0)
 
         def run(self, batch, new_tokens):
-            if next(runs) == 5:
-                raise KeyboardInterrupt
+            if next(runs) == failure[1]:
+                raise failure[0]
             return Outcome(
                 tokens=[[1] * new_tokens],
                 total_seconds=2.0,
@@ -114,6 +119,10 @@ def test_ctrl_c_keeps_the_complete_turns(prompts, tmp_path, monkeypatch, capsys)
     arms = [Fake("plain", None), Fake("d", "plain")]
     monkeypatch.setattr(bench, "load", lambda name, dtype: tiny_lm())
     monkeypatch.setattr(bench, "_own_arms", lambda *_: arms)
+    return failure
+
+
+def test_ctrl_c_keeps_the_complete_turns(prompts, tmp_path, two_arms, capsys):
     out, figure = tmp_path / "out.json", tmp_path / "out.svg"
     code = run("--jsonl", prompts, "--repeats", 2, "--per-task", 1, "--json", out, "--figure", figure)
     assert code == 130
@@ -132,6 +141,48 @@ def test_ctrl_c_keeps_the_complete_turns(prompts, tmp_path, monkeypatch, capsys)
     assert figure.exists()
 
 
+def test_an_error_keeps_the_complete_turns(prompts, tmp_path, two_arms, monkeypatch, capsys):
+    """A dying peer; a picture that cannot be drawn costs nothing else."""
+
+    def no_figure(benchmark, path):
+        raise TypeError("no picture")
+
+    two_arms[0] = protocol.PeerError("--peer echo ended with exit code -9")
+    monkeypatch.setattr(bench_command, "write_figure", no_figure)
+    out = tmp_path / "out.json"
+    files = ("--json", out, "--figure", tmp_path / "out.svg")
+    assert run("--jsonl", prompts, "--repeats", 2, "--per-task", 1, *files) == 1
+    err = capsys.readouterr().err
+    assert "error: --peer echo ended with exit code -9" in err
+    assert "out.svg was not written: no picture" in err
+    assert "batch 1, all tasks" in err
+    assert "Traceback" not in err
+    read = Benchmark.read_json(out)
+    assert read.error == "--peer echo ended with exit code -9"
+    assert len(read.records) == 4
+
+
+def test_ctrl_c_before_the_first_turn_is_told(prompts, tmp_path, two_arms, monkeypatch, capsys):
+    two_arms[1] = 0
+    out, figure = tmp_path / "out.json", tmp_path / "out.svg"
+    assert run("--jsonl", prompts, "--json", out, "--figure", figure) == 130
+    assert "interrupted: nothing was measured" in capsys.readouterr().err
+    assert not figure.exists()
+    measured = tmp_path / "measured.json"
+    # The script leaves out files without measurements and goes on.
+    script = pathlib.Path(__file__).parents[2] / "scripts" / "bench_tables.py"
+    namespace = runpy.run_path(str(script))
+    two_arms[1] = -1
+    run("--jsonl", prompts, "--repeats", 1, "--per-task", 1, "--json", measured)
+    files = map(str, (out, tmp_path / "no", measured))
+    monkeypatch.setattr(sys, "argv", ["", *files, "--out", str(tmp_path)])
+    assert namespace["main"]() == 1
+    err = capsys.readouterr().err
+    assert f"left out: {out}: nothing was measured" in err
+    assert f"left out: {tmp_path / 'no'}: " in err
+    assert (tmp_path / "measured.md").exists()
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
@@ -145,7 +196,11 @@ def test_ctrl_c_keeps_the_complete_turns(prompts, tmp_path, monkeypatch, capsys)
         (["--jsonl", "/no/such/file"], "/no/such/file"),
         (["--task", "poetry"], "no task 'poetry'; it has summarization"),
         (["--json", "no/folder/out.json"], "there is no folder no/folder"),
+        (["--json", "/"], "/ cannot be written: it is a folder"),
         (["--figure", "out.gif"], "out.gif is no figure"),
+        (["--draft", "a/b", "--draft", "c/b"], "--draft is a/b and c/b, both called b"),
+        (["--draft", "a/ngram"], "called ngram as another arm may be"),
+        (["--draft", "plain"], "called plain as another arm may be"),
         (["--peer", "llama-cpp", "--peer-python", "/no/python"], "cannot run /no/python"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from specjax.hlo import module, traffic
 from specjax.hlo.traffic import Traffic
@@ -137,6 +138,39 @@ def test_traffic_adds_and_multiplies():
         read_bytes=3, written_bytes=6, flops=9, collective_bytes=12, unknown_loops=1
     )
     assert one.total_bytes == 3
+
+
+COLLECTIVE = """HloModule m, num_partitions=8
+
+ENTRY %main (x: f32[16]) -> f32[16] {{
+  %x = f32[16] parameter(0)
+  ROOT %r = f32[16] {opcode}(%x), channel_id=1, {groups}dimensions={{0}}
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    "groups, size",
+    [
+        ("replica_groups={{0,1},{2,3}}, ", 2),
+        ("replica_groups=[2,4]<=[8], ", 4),
+        ("replica_groups=[4,2]<=[2,4]T(1,0), ", 2),
+        ("replica_groups=mesh['axis_0'=8], ", 8),
+        ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}, ", 4),
+        ("replica_groups={}, ", 8),
+        ("", 8),
+    ],
+)
+def test_chips_of_a_ring_send_what_the_size_of_their_own_group_says(groups, size):
+    for opcode, share in (
+        ("all-gather", size - 1),
+        ("all-reduce", 2 * (size - 1) / size),
+        ("reduce-scatter", (size - 1) / size),
+        ("collective-permute", 1),
+        ("negate", 0),
+    ):
+        text = COLLECTIVE.format(opcode=opcode, groups=groups)
+        assert traffic.count(module.parse(text)).collective_bytes == share * 64, opcode
 
 
 TWO_PRODUCTS = """HloModule two_products

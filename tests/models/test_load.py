@@ -237,3 +237,9 @@ def test_a_local_directory_wins_over_a_hub_id(directory, monkeypatch):
     name = f"{directory.parent.name}/{directory.name}"
     assert hub.is_hub_id(name)
     assert load(name, dtype="float32").name == name
+
+
+def test_a_mesh_whose_axes_split_nothing_is_refused():
+    mesh = type("Mesh", (), {"shape": {"model": 1, "modle": 2}})
+    with pytest.raises(ValueError, match="mesh has the axes modle; expected data, model or both"):
+        load("no/such", mesh=mesh)

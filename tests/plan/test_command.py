@@ -46,7 +46,10 @@ def test_a_pair_is_planned_without_weights(pair, tmp_path, capsys):
         (["--device", "cpu"], "no --model; give it, or a pair file"),
         (["--model", "x"], "no --device; give it, or a pair file"),
         (["--model", "x", "--device", "v9:2x2"], "device is 'v9:2x2'; expected h200, cpu"),
+        (["--model", "x", "--device", "v5e:0x0"], "device is 'v5e:0x0'; expected h200, cpu"),
+        (["--model", "x", "--device", "cpu", "--mesh", "foo", "4"], "mesh has the axes foo; expected data"),
         (["--model", "x", "--device", "cpu", "--gamma", "-1"], "gamma is -1"),
+        (["--model", "x", "--device", "cpu", "--json", "/"], "/ cannot be written: it is a folder"),
         (["--model", "x", "--device", "cpu", "--json", "/no/such/plan.json"], "there is no folder /no/such"),
         (["no/such.toml"], "no/such.toml: not readable"),
     ],
@@ -71,7 +74,7 @@ def test_tables_hold_what_a_plan_holds():
     stream = io.StringIO()
     console = Console(file=stream, width=140)
     bad = dataclasses.replace(RUN, copies=("copy f32[2]",))
-    made = dataclasses.replace(MADE, programs=(bad,))
+    made = dataclasses.replace(MADE, programs=(bad,), mesh={"model": 7}, unsplit=True)
     for table in tables(made):
         console.print(table)
     for note in notes(made):
@@ -80,4 +83,5 @@ def test_tables_hold_what_a_plan_holds():
     assert "0.97" in text  # the speed-up at an acceptance of 0.5
     assert "a MODEL, not a measurement" in text
     assert "FAULT: run: copy f32[2]" in text
+    assert "No weight is split over `model`: neither key heads nor widths divide by 7" in text
     assert "Google Cloud documentation, TPU v5e" in text

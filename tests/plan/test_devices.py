@@ -33,6 +33,23 @@ def test_unknown_devices_are_refused(name):
         describe(name)
 
 
+@pytest.mark.parametrize("name", ["v5e:0x0", "v5e:2x0", "v6e:0x2", "v5p:2x0x1", "v5e:00x2"])
+def test_topologies_without_a_chip_are_refused(name):
+    with pytest.raises(ValueError, match=f"device is '{name}'; expected"):
+        describe(name)
+
+
+@pytest.mark.parametrize("name, dimensions", [("v5e:2x2x1", 2), ("v6e:1x2x2", 2), ("v5p:2x2", 3)])
+def test_dimensions_that_a_generation_does_not_have_are_refused(name, dimensions):
+    with pytest.raises(ValueError, match=f"device is '{name}'; expected {dimensions} dimensions"):
+        describe(name)
+
+
+def test_a_mesh_has_axes_that_something_is_split_over():
+    with pytest.raises(ValueError, match="mesh has the axes model, foo; expected data, model or both"):
+        placement("cpu", {"model": 1, "foo": 1})
+
+
 @pytest.mark.parametrize("name, extra", [("v5e:2x2", "tpu"), ("h200", "cuda-compiler")])
 def test_a_missing_compiler_says_what_to_install(name, extra, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)

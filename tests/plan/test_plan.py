@@ -11,8 +11,9 @@ from flax import nnx
 
 import specjax
 from specjax.hlo.traffic import Traffic
+from specjax.models.sharding import weight_shardings
 from specjax.models.transformer import Transformer
-from specjax.plan import Compiled, Memory, Plan, Step, largest_batch, plan
+from specjax.plan import Compiled, Memory, Plan, Step, compilation, largest_batch, plan
 from specjax.plan.abstract import abstract_decoder, abstract_model, model_config
 from specjax.plan.devices import describe
 from tests.tiny_llama import CONFIG
@@ -88,6 +89,15 @@ def test_a_decoder_with_real_weights_has_the_same_plan(planned):
     assert mine.steps == ()
 
 
+@pytest.mark.parametrize("devices, split", ((2, True), (9973, False)))
+def test_a_mesh_that_no_weight_divides_by_is_known(devices, split):
+    mesh = jax.sharding.AbstractMesh((devices,), ("model",))
+    weights = nnx.state(abstract_model(CONFIG, "float32"))
+    shardings = weight_shardings(weights, mesh)
+    placed = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), weights, shardings)
+    assert compilation._is_split(placed) == split
+
+
 @pytest.mark.parametrize("argument", ["batch", "prompt_width"])
 def test_sizes_are_checked(argument):
     decoder = specjax.Decoder(abstract_model(CONFIG, "float32"), None, DECODING)
@@ -105,8 +115,6 @@ def test_the_largest_batch_needs_a_known_memory():
 @pytest.mark.parametrize("rows_that_fit", [1, 7, 50])
 def test_the_largest_batch_is_found(monkeypatch, rows_that_fit):
     """A device that holds so many rows and not one more, whose memory is dearer for large batches."""
-    from specjax.plan import compilation
-
     fixed, capacity = 1000.0, describe("v5e:2x2").memory_bytes
 
     def planned(self, mesh, passes):

@@ -58,6 +58,11 @@ def test_an_array_of_another_shape_is_no_cache():
     assert_no_cache_copies(compiled(in_place), [(2, 3, 65, 8)])
 
 
+def test_no_shapes_are_refused():
+    with pytest.raises(ValueError, match="cache_shapes is empty"):
+        assert_no_cache_copies("nothing", [])
+
+
 def test_text_that_is_no_program_is_refused():
     with pytest.raises(ValueError, match="expected the text of an HLO module"):
         assert_no_cache_copies("nothing", [SHAPE])

@@ -61,18 +61,35 @@ def test_predictions_are_compared_with_measurements():
 
 
 def test_the_fastest_setting_that_pays_is_recommended():
-    found = tuning(outcome([1.1, 1.2]), outcome([1.4, 1.5], gamma=3), outcome([0.9, 2.5], gamma=4))
+    found = tuning(
+        outcome([1.1, 1.2] * 3), outcome([1.4, 1.5] * 3, gamma=3), outcome([0.9, 2.5] * 3, gamma=4)
+    )
     assert found.best(1).setting.gamma == 3
     assert found.advice(1).startswith("batch 1: use ngram gamma 3")
 
 
 def test_what_does_not_surely_pay_is_not_recommended():
-    found = tuning(outcome([0.9, 1.2]), outcome([0.7, 0.8], gamma=3))
+    found = tuning(outcome([0.9, 1.2] * 3), outcome([0.7, 0.8] * 3, gamma=3))
     assert found.best(1) is None
-    assert "do not speculate" in found.advice(1)
-    # Of a measured setting the measurement counts, of another one the prediction.
-    assert tuning(outcome(None)).best(1) is not None
-    assert tuning(outcome(None, tokens=1.2)).best(1) is None
+    assert "do not speculate, as none surely pays" in found.advice(1)
+    assert [each.pays for each in found.outcomes] == [None, False]
+
+
+@pytest.mark.parametrize("turns, sure", ((1, False), (2, False), (4, False), (5, True)))
+def test_few_turns_make_nothing_sure(turns, sure):
+    """All of two turns lie above the median every fourth time."""
+    found = tuning(outcome([1.5] * turns))
+    assert (found.outcomes[0].pays is True) == sure
+    assert (found.best(1) is not None) == sure
+    assert ("not sure" in found.advice(1)) == (not sure)
+
+
+def test_a_prediction_is_not_recommended_as_if_it_were_measured():
+    found = tuning(outcome(None))
+    assert found.best(1) is None
+    assert found.advice(1).startswith("batch 1: not measured; the best of 1 settings, ngram gamma 2 ")
+    assert "(predicted)" in found.advice(1)
+    assert "do not speculate" in tuning(outcome(None, tokens=1.2)).advice(1)
 
 
 def test_breakeven():
@@ -188,9 +205,9 @@ def test_the_command_writes_what_it_found(tmp_path, capsys):
     assert files["png"].read_bytes().startswith(b"\x89PNG")
     pair = read_pair(files["toml"])
     assert pair.speculate == (written["recommended"]["1"] is not None)
+    assert not pair.speculate  # too few turns
     assert (pair.target, pair.max_new_tokens) == ("smollm2-135m-instruct", 12)
-    if pair.speculate:
-        assert (pair.gamma, pair.verify_widths) == (2, (2,))
+    assert (pair.draft, pair.gamma, pair.verify_widths) == ("ngram", 2, (2,))
     assert files["toml"].read_text().startswith("# Written by specjax tune")
 
 
@@ -209,6 +226,33 @@ def test_ctrl_c_leaves_what_was_found(tmp_path, capsys, monkeypatch):
     assert written["outcomes"][0]["predicted"] > 0
 
 
+@pytest.mark.usefixtures("_tiny")
+def test_an_error_leaves_what_was_found(tmp_path, capsys, monkeypatch):
+    """The second batch size runs out of memory; a picture that cannot be drawn costs nothing else."""
+    original = tuner._Run.add_batch
+
+    def add_batch(run, batch, settings):
+        if batch == 2:
+            raise RuntimeError("RESOURCE_EXHAUSTED")
+        original(run, batch, settings)
+
+    def write_figure(tuning, path):
+        raise TypeError("no picture")
+
+    monkeypatch.setattr(tuner._Run, "add_batch", add_batch)
+    monkeypatch.setattr(command, "write_figure", write_figure)
+    path, out = tmp_path / "found.json", tmp_path / "pair.toml"
+    files = ("--json", path, "--figure", tmp_path / "x.png", "--out", out)
+    assert cli.main(["tune", "hello", *TINY, "--quick", "--batch", "1", "2", *map(str, files)]) == 1
+    err = capsys.readouterr().err
+    assert "error: RESOURCE_EXHAUSTED" in err
+    assert "x.png was not written: no picture" in err
+    written = json.loads(path.read_text())
+    assert written["error"] == "RESOURCE_EXHAUSTED"
+    assert [outcome["setting"]["batch"] for outcome in written["outcomes"]] == [1]
+    assert not read_pair(tmp_path / "pair-batch1.toml").speculate
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     (
@@ -220,6 +264,7 @@ def test_ctrl_c_leaves_what_was_found(tmp_path, capsys, monkeypatch):
         (["--draft", "none"], "without none"),
         (["--out", "pair.json"], "expected a .toml file"),
         (["--json", "/no/such/folder/x.json"], "there is no folder"),
+        (["--json", "/"], "/ cannot be written: it is a folder"),
         (["--figure", "x.jpg"], "is no figure"),
         (["--temperature", "-1"], "temperature is -1.0"),
     ),
