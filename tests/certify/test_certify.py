@@ -142,9 +142,10 @@ def test_a_target_that_forgets_is_reported(fresh_programs):
 def test_a_hole_in_the_drafts_cache_is_reported(monkeypatch, fresh_programs):
     honest = Model.commit
 
-    def skip_one(self, module, carry, proposal, accepted, new_length):
-        carry = honest(self, module, carry, proposal, accepted, new_length)
-        return dataclasses.replace(carry, length=jnp.where(new_length > 90, new_length - 1, carry.length))
+    def skip_one(self, module, carry, proposal, outcome):
+        length = outcome.length
+        carry = honest(self, module, carry, proposal, outcome)
+        return dataclasses.replace(carry, length=jnp.where(length > 90, length - 1, carry.length))
 
     monkeypatch.setattr(Model, "commit", skip_one)
     assert failed(check_drift(subject(max_new_tokens=200), stage="greedy", level=1e-4))
